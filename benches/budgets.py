@@ -88,6 +88,11 @@ def _rate(results: Results, scenario: str, rival: str) -> float | None:
     return _of(rival, lambda row: row.rate.median if row.rate else None)(results, scenario)
 
 
+def _rate_of(rival: str) -> Measure:
+    """A measure that is a rate. Where no command is sent, no machine is too slow for these bounds."""
+    return lambda results, scenario: _rate(results, scenario, rival)
+
+
 def _part(rival: str, of: str) -> Measure:
     """A measure that is the rate of one rival as a part of another's."""
 
@@ -198,6 +203,9 @@ SERVER_CPU = _of("fastlock", lambda row: row.server_cpu_ratio)
 BUDGETS = (
     Budget("one thread, times redis-py", "pair", 4, True, _ratio("fastlock")),
     Budget("one thread, unconfirmed, times fastlock", "pair", 1.4, True, _part("unconfirmed", "fastlock")),
+    Budget("one thread, kept, pairs/s", "pair", 200_000, True, _rate_of("kept")),
+    Budget("1,000 tasks, kept, pairs/s", "tasks", 400_000, True, _rate_of("kept")),
+    Budget("handover, kept, times fastlock", "handover", 0.85, True, _part("kept", "fastlock")),
     Budget("16 threads, times redis-py", "threads", 5, True, _ratio("fastlock")),
     Budget("16 threads, connections", "threads", 16, False, _of("fastlock", lambda row: row.connections)),
     Budget("1,000 tasks on uvloop, times redis.asyncio", "tasks-uvloop", 30, True, _ratio("fastlock")),
@@ -222,6 +230,11 @@ def _at(x: float, results: Results, scenario: str, rival: str) -> float | None:
     return row.rate.median if row is not None and row.rate else None
 
 
+def _at_network(rival: str) -> Measure:
+    """A measure that is the rate at NETWORK_MS."""
+    return lambda results, scenario: _at(NETWORK_MS, results, scenario, rival)
+
+
 def _trips(rival: str) -> Measure:
     """A measure that is the time of a pair or grant in round trips; of the round trip, two are measured at a time."""
 
@@ -243,6 +256,20 @@ def _of_ideal(rival: str) -> Measure:
     return measure
 
 
+def _recalled(rival: str) -> Measure:
+    """A measure that is the p99 of the waits beyond the hold, in round trips."""
+
+    def measure(results: Results, scenario: str) -> float | None:
+        row = results[scenario].row(rival, NETWORK_MS) if scenario in results else None
+        two = _at(NETWORK_MS, results, scenario, "round trip")
+        if row is None or row.wait_us is None or not two:
+            return None
+        hold: float = results[scenario].parameters.get("hold_ms", 0) * 1e3
+        return (row.wait_us.p99 - hold) / 1e6 * 2 * two
+
+    return measure
+
+
 def _times(rival: str, of: str) -> Measure:
     """A measure that is the least of the ratios of two rates, over all round trips."""
 
@@ -257,8 +284,12 @@ def _times(rival: str, of: str) -> Measure:
 NETWORK = (
     Budget("pair, unconfirmed, round trips", "pair", 1.15, False, _trips("unconfirmed")),
     Budget("pair, unconfirmed, times redis-py", "pair", 2, True, _times("unconfirmed", "redis-py")),
+    Budget("pair, kept, pairs/s", "pair", 200_000, True, _at_network("kept")),
+    Budget("tasks, kept, pairs/s", "tasks", 400_000, True, _at_network("kept")),
+    Budget("handover, kept, times fastlock", "handover", 0.85, True, _times("kept", "fastlock")),
     Budget("hot, fair, part of one grant per hold and round trip", "hot", 0.9, True, _of_ideal("fair")),
     Budget("handover, round trips per grant", "handover", 1.2, False, _trips("fastlock")),
+    Budget("recall, kept, p99 of the wait beyond the hold, round trips", "recall", 2.2, False, _recalled("kept")),
     Budget("flash-sale, times redis-py", "flash-sale", 1.5, True, _times("fastlock", "redis-py")),
 )
 """Bounds of a run through a network."""

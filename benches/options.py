@@ -22,7 +22,7 @@ are removed."""
 
 SCENARIO_NAMES = (
     *("pair", "threads", "tasks", "tasks-uvloop", "batch"),
-    *("hot", "zipf", "handover", "crowd", "crowd-uvloop", "crowd-threads", "flash-sale", "crash", "storm"),
+    *("hot", "zipf", "handover", "recall", "crowd", "crowd-uvloop", "crowd-threads", "flash-sale", "crash", "storm"),
     *("waiters", "load"),
 )
 """The names of all scenarios, as in ``plan``, which is not loaded for --help."""

@@ -40,7 +40,7 @@ HIREDIS = "hiredis"
 REFERENCES = (ALONE, HIREDIS)
 """References, which run beside fastlock without being asked for, each in the one scenario that it is a measure of."""
 
-NETWORKED = ("pair", "threads", "tasks", "hot", "handover", "flash-sale")
+NETWORKED = ("pair", "threads", "tasks", "hot", "handover", "recall", "flash-sale")
 """Scenarios that --rtt runs through a network."""
 
 NAME = re.compile(r'[!"$-~]*')
@@ -101,7 +101,7 @@ class Stage:
         if contest is not None and contest.role == "crash":
             return None
         if contest is not None:
-            contest = replace(contest, role="", laps=0, cut=True, rate=0.0)
+            contest = replace(contest, role="", laps=0, cut=True, rate=0.0, asking=0.0)
         return replace(spec, seconds=WARM_UP * spec.seconds, contest=contest)
 
     @property
@@ -317,7 +317,7 @@ def _changed(scenario: contests.Scenario, options: Options, mine: set[str]) -> C
     """The contest of the scenario with what the command line changes in it."""
     contest = scenario.contest
     processes = options.processes or contest.processes
-    least = 2 if scenario.name in ("handover", "crash") else 1
+    least = 2 if scenario.name in ("handover", "recall", "crash") else 1
     if processes < least:
         raise Refusal(f"{scenario.name} needs {least} processes: one to hold the name and one to wait for it")
     per_process = options.threads or options.tasks

@@ -36,8 +36,8 @@ AMISS = {"missed": "timeouts", "failed": "failures"}
 
 NOTES = {
     "pairs": "pairs/s: acquire + release; grants/s: grants within the run; median of the rounds, and their spread.",
-    "ratio": "ratio: to redis-py (or the first rival), round by round, of rates (load: of median waits); ~: inside the"
-    " noise, says nothing.",
+    "ratio": "ratio: to redis-py (or the first rival), round by round, of rates (load, recall: of median waits); ~:"
+    " inside the noise, says nothing.",
     "cpu": "srv us, cli us: CPU per grant, server and clients; part: server CPU as part of redis-py's; run: commands"
     " that the server ran per grant, also within scripts; conns: most connections.",
     "sent": "sent: commands per grant as the clients sent them, of libraries that count them.",

@@ -28,7 +28,7 @@ from .contention.workers import Workers
 from .plan import CEILING, HIREDIS, Participant, Plan, Stage
 from .processes import end_all
 from .relay import Relay
-from .rivals import ALONE, ALONE_ENTRY, BASELINE, COMPILED, OURS, RIVALS, UNCONFIRMED
+from .rivals import ALONE, ALONE_ENTRY, BASELINE, COMPILED, KEPT, OURS, RIVALS, UNCONFIRMED
 from .stats import Percentiles, Row, Sample, control_ratios, merge, noise_at, percentiles, spread, summarize
 from .target import PREFIX, Meter, Target
 from .workers import Meanwhile, RivalMissing, RunSpec, WorkerError, WorkerProcess, WorkerRival
@@ -419,7 +419,8 @@ class Session:
 
     def _judge(self, stage: Stage, runner: WorkerRival | Workers, sample: Sample, spent: Meter) -> None:
         ours = runner.name.partition("#")[0] in OURS
-        counted = spent if self.target.private else None
+        # A kept lease changes no key
+        counted = spent if self.target.private and runner.name.partition("#")[0] != KEPT else None
         where = f"{stage.name}, {runner.name}"
         # The last release of each client, which it did not wait for, may be on its way
         late = stage.parameters["lanes"] if runner.name.partition("#")[0] == UNCONFIRMED else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from fastlock._locks.lock import ClientLock
 from fastlock._locks.paths import threads
 from fastlock._protocol.commands import Opcode
-from fastlock._protocol.stats import Stats
+from fastlock._protocol.local_queue import LocalQueues
 from fastlock._transport.base import Transport
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -31,7 +32,8 @@ def test_acquire_and_release(benchmark: BenchmarkFixture) -> None:
     transport: Any = Transport()
     transport.pending_undos, transport.push_connection_lent = [], 0
     transport.idle, transport.connections = [connection], [connection]
-    transport.queued_keys, transport.unconfirmed, transport.stats = {}, {}, Stats()
+    transport.queues = queues = LocalQueues(contextlib.nullcontext())
+    transport.queued_keys, transport.expected_keys, transport.unconfirmed = queues.by_key, queues.expected, {}
     client: Any = SimpleNamespace(_transport=transport)
     lock = ClientLock(client, "order:4711", 10, 0.1, True, None, True, True)
 

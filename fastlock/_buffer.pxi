@@ -40,13 +40,17 @@ cdef int _pack(Buffer *buffer, tuple args) except -1:
     for arg in args:
         need += PyBytes_GET_SIZE(<bytes>arg) + 32
     _reserve(buffer, need)
-    buffer.data[buffer.used] = b"*"
-    buffer.used += 1
-    buffer.used += _digits(buffer.data + buffer.used, len(args))
-    _copy(buffer, b"\r\n", 2)
+    _head(buffer, len(args))
     for arg in args:
         _bulk(buffer, PyBytes_AS_STRING(<bytes>arg), PyBytes_GET_SIZE(<bytes>arg))
     return 0
+
+
+cdef void _head(Buffer *buffer, Py_ssize_t count) noexcept:
+    buffer.data[buffer.used] = b"*"
+    buffer.used += 1
+    buffer.used += _digits(buffer.data + buffer.used, count)
+    _copy(buffer, b"\r\n", 2)
 
 
 cdef void _copy(Buffer *buffer, const char *data, Py_ssize_t size) noexcept:

@@ -12,9 +12,10 @@ from pathlib import Path
 TWINS = ("_core", "_fork", "_transport.parker")
 # From their .py; a .pxd names the types.
 PYTHON = (
-    *("_protocol.arguments", "_protocol.lease", "_protocol.stats", "_protocol.local_queue", "_protocol.batch"),
-    *("_protocol.base_lock", "_transport.internals", "_transport.wakeups", "_transport.base", "_transport.owners"),
-    *("_transport.waiting", "_transport.posted"),
+    *("_protocol.arguments", "_protocol.lease", "_protocol.stats", "_protocol.moments", "_protocol.waiters"),
+    *("_protocol.belief", "_protocol.kept", "_protocol.local_queue", "_protocol.batch", "_protocol.base_lock"),
+    *("_transport.internals", "_transport.wakeups", "_transport.base", "_transport.owners", "_transport.waiting"),
+    "_transport.posted",
 )
 # The fast path, which may be left out: its folder, or its compilation (FASTLOCK_NO_FASTPATH=1).
 FAST_PATH = ("_fastpath.threads", "_fastpath.tasks")

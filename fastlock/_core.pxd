@@ -62,12 +62,15 @@ cdef class Stream:
     cdef public object on_push  # gets the push messages
     cdef public tuple templates  # the command table of its server
     cdef readonly int64_t commands, flushes  # commands queued, and batches of them sent, since the stream was made
+    cdef public bytes release_script  # that releases many locks: its SHA1, where releases are sent as scripts
+    cdef object releases  # those that are put off, to be written with the next ones, at the end of `out`
     cdef readonly bint broken  # bytes were lost or made no sense: the connection must be closed
 
     cpdef bytes take_output(self)
     cpdef feed(self, data)
     cdef int _put(self, Template template, pending_reply, bytes name, bytes token, int64_t ms) except -1
     cdef int _make_room(self) except -1
+    cdef int _write_releases(self) except -1
     cdef int _push(self, pending_reply) except -1
     cdef object _pop(self)
     cdef object _getter_at(self, Py_ssize_t index)
@@ -110,4 +113,5 @@ cdef class TaskStream(Stream):
     cdef bint flushing
 
     cpdef announce(self)
+    cpdef release(self, Template template, pending_reply, bytes name, bytes token)
     cpdef request(self, Template template, pending_reply, bytes name, bytes token, int64_t ms)

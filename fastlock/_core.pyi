@@ -18,6 +18,8 @@ BUILD: str
 SOURCES: str
 BUSY: object
 MAX_REPLY: int
+SCRIPT_NAMES: int
+REFUSALS: tuple[str, ...]
 MAX_DROPPED: int
 MAX_FRAME: int
 MAX_DEPTH: int
@@ -52,6 +54,7 @@ class PendingReply:
 class Stream:
     on_push: Callable[[Any], object] | None
     templates: tuple[Template, ...]
+    release_script: bytes | None
     @property
     def broken(self) -> bool: ...
     @property
@@ -101,5 +104,6 @@ class TaskStream(Stream):
     sent: float
     def __new__(cls, connection: Any, wakeups: Any, thread: int, flush_soon: Callable[[], object]) -> Self: ...
     def request(self, template: Template, pending_reply: _PendingReply, name: bytes, token: bytes, ms: int) -> None: ...
+    def release(self, template: Template, pending_reply: _PendingReply | None, name: bytes, token: bytes) -> None: ...
     def run_flush(self) -> None: ...
     def announce(self) -> None: ...

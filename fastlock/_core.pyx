@@ -19,13 +19,15 @@ from libc.string cimport memcpy, strerror
 
 from fastlock._libc cimport (
     MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, POLLIN, POLLOUT, _digits, _ms, _now, _ns, c_poll, c_recv, c_send,
-    fastlock_relax, fastlock_set_recv_timeout, fastlock_swap, pollfd,
+    RDHUP, fastlock_relax, fastlock_set_recv_timeout, fastlock_swap, pollfd,
 )
 
 from hiredis import ProtocolError, PushNotification, Reader
 
-from fastlock._limits import MAX_DEPTH, MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_LONG_ITEMS, MAX_LONG_REPLY, MAX_REPLY
-from fastlock._stream_errors import Broken, NoReply, UnsolicitedData
+from fastlock._limits import (
+    MAX_DEPTH, MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_LONG_ITEMS, MAX_LONG_REPLY, MAX_REPLY, SCRIPT_NAMES,
+)
+from fastlock._stream_errors import REFUSALS, Broken, NoReply, UnsolicitedData
 
 cdef extern from *:
     """
@@ -41,6 +43,7 @@ BUILD = FASTLOCK_BUILD.decode()
 SOURCES = FASTLOCK_SOURCES.decode()  # the digest of the sources that this was compiled from
 
 cdef int64_t LONGEST = MAX_REPLY, FRAME = MAX_FRAME, ITEMS = MAX_ITEMS, DEPTH = MAX_DEPTH, DROPPED = MAX_DROPPED
+cdef Py_ssize_t MOST_NAMES = SCRIPT_NAMES
 
 cdef object _NOTHING = object()  # what the reader returns while a reply is incomplete: False is a value of RESP3
 

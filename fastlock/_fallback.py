@@ -5,7 +5,16 @@ Used where the compiled core is not there, or by FASTLOCK_IMPL=python. Its parts
 
 from __future__ import annotations
 
-from fastlock._limits import MAX_DEPTH, MAX_DROPPED, MAX_FRAME, MAX_ITEMS, MAX_LONG_ITEMS, MAX_LONG_REPLY, MAX_REPLY
+from fastlock._limits import (
+    MAX_DEPTH,
+    MAX_DROPPED,
+    MAX_FRAME,
+    MAX_ITEMS,
+    MAX_LONG_ITEMS,
+    MAX_LONG_REPLY,
+    MAX_REPLY,
+    SCRIPT_NAMES,
+)
 from fastlock._native import RLock
 from fastlock._socket_stream import BUSY, SocketStream
 from fastlock._stream import PendingReply, Stream, Template
@@ -22,6 +31,7 @@ __all__ = [
     "MAX_LONG_ITEMS",
     "MAX_LONG_REPLY",
     "MAX_REPLY",
+    "SCRIPT_NAMES",
     "SOURCES",
     "Mutex",
     "PendingReply",

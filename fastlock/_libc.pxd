@@ -22,6 +22,16 @@ cdef extern from "<poll.h>" nogil:
 
 cdef extern from *:
     """
+    #ifdef POLLRDHUP
+    #define FASTLOCK_RDHUP POLLRDHUP
+    #else
+    #define FASTLOCK_RDHUP 0
+    #endif
+    """
+    short RDHUP "FASTLOCK_RDHUP"  # that the other end sends no more, where the system tells
+
+cdef extern from *:
+    """
     #if defined(__x86_64__) || defined(__i386__)
     #define fastlock_relax() __builtin_ia32_pause()
     #elif defined(__aarch64__)

@@ -9,3 +9,4 @@ MAX_LONG_REPLY = 1 << 26  # bytes where a long reply is expected: as long as the
 MAX_LONG_ITEMS = 1 << 20  # the same of lists: as many as two for each of 500,000 holders
 MAX_DEPTH = 8  # of nesting: `COMMAND INFO` on Valkey 9.1 nests 6 deep, no other reply more than 3
 MAX_DROPPED = 1 << 32  # bytes of a string that is dropped: a server's longest string has 1 << 29 by default
+SCRIPT_NAMES = 100  # names of a script that does for many what is done for one: the server does nothing else meanwhile

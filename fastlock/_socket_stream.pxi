@@ -30,8 +30,8 @@ cdef class SocketStream(Stream):
     # send and receive
 
     cpdef bint usable(self) except -1:
-        """False: the server replied unasked, or closed the connection, while no reply was pending. Push messages are
-        delivered."""
+        """False: the server closed the connection, or replied unasked while no reply was pending. Push messages are
+        delivered. True where another thread reads, which finds that out."""
         cdef char byte
         cdef ssize_t size, read = 0
         cdef bint half
@@ -47,7 +47,7 @@ cdef class SocketStream(Stream):
                 read = self._received(c_recv(self.fd, self.chunk, CHUNK, MSG_DONTWAIT), 0)
             except (Broken, ProtocolError):
                 return False
-        return True
+        return self.leader is not None or not _hung_up(self.fd)
 
     def flush(self, double timeout):
         """Send what is queued, also what other threads queue meanwhile; returns at once if another thread is sending.
@@ -330,6 +330,15 @@ cdef class SocketStream(Stream):
             pending_reply.cancelled = not pending_reply.ready
             self._resign(pending_reply)
         return pending_reply.reply
+
+
+cdef bint _hung_up(int fd) noexcept:
+    """Whether the other end has closed the connection, also where what it sent before was not read yet."""
+    cdef pollfd poller
+    poller.fd = fd
+    poller.events = RDHUP
+    poller.revents = 0
+    return c_poll(&poller, 1, 0) > 0
 
 
 cdef bint _wait(int fd, short events, double timeout) except -1:

@@ -30,6 +30,7 @@ _CHUNK = 16384
 _AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
 _PEEK = int(socket.MSG_PEEK) | _AT_ONCE
 _READABLE, _WRITABLE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)  # that the other end sends no more, where the system tells
 _SLICE = 0.1  # seconds for which the socket itself waits for bytes; for the rest of a wait it is polled
 _LONGEST = 1e6  # seconds: no wait is longer, whatever is asked for
 _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -62,10 +63,11 @@ class SocketStream(Stream):
     # send and receive
 
     def usable(self) -> bool:
-        """False: the server replied unasked, or closed the connection, while no reply was pending. Push messages are
-        delivered."""
+        """False: the server closed the connection, or replied unasked while no reply was pending. Push messages are
+        delivered. True where another thread reads, which finds that out."""
         with self._mutex:
-            return self._usable()
+            usable, asks = self._usable(), bool(self._pending_replies) and not self._leader
+        return usable and not (asks and self._hung_up())  # without the mutex: whoever reads needs it
 
     def _nothing_came(self) -> bool:
         try:
@@ -75,9 +77,19 @@ class SocketStream(Stream):
                 raise
             return not _wait(self._sock, _READABLE, 0.0)
 
+    def _hung_up(self) -> bool:
+        """Whether the other end has closed the connection, also where what it sent before was not read yet."""
+        if poll is None:
+            return False
+        poller = poll()  # one of its own: a signal handler may ask, too, which interrupted this very call
+        poller.register(self._sock, _HUNG_UP)
+        return bool(poller.poll(0))
+
     def _usable(self) -> bool:
-        if self._pending_replies or self._leader or self._tls:
-            return True  # under TLS there may be data that is no reply, such as session tickets
+        if self._pending_replies or self._leader:
+            return True
+        if self._tls:  # there may be data that is no reply, such as session tickets
+            return not self._hung_up()
         if self._poller is not None and self._nothing_came():
             return True
         read = False

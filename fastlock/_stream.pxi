@@ -71,7 +71,9 @@ cdef class Stream:
 
     cpdef bytes take_output(self):
         """The bytes to be sent, which the caller is to send: they are not kept here."""
-        cdef bytes data = PyBytes_FromStringAndSize(self.out.data, self.out.used)
+        cdef bytes data
+        self._write_releases()
+        data = PyBytes_FromStringAndSize(self.out.data, self.out.used)
         self.flushes += 1
         _empty(&self.out)
         return data
@@ -85,7 +87,7 @@ cdef class Stream:
 
     @property
     def unsent(self):
-        """Bytes queued and not yet taken to be sent."""
+        """Bytes queued and not yet taken to be sent, without releases that are put off."""
         return self.out.used
 
     @cython.final
@@ -103,6 +105,16 @@ cdef class Stream:
                     ring[i] = old[(self.head + i) & (size - 1)]
                 self.ring = ring
                 self.head = 0
+        self._write_releases()
+        return 0
+
+    @cython.final
+    cdef int _write_releases(self) except -1:
+        """Write the releases that are put off, before anything else is written. Nothing is allocated, as above."""
+        cdef _ReleaseRun run = self.releases
+        if run is not None:
+            run.write(&self.out)
+            self.releases = None
         return 0
 
     @cython.final
@@ -127,7 +139,13 @@ cdef class Stream:
         """Move every pending reply into that list, in order, and return it; none is pending afterwards, and bytes that
         were not sent are dropped."""
         while self.pending_ > 0:
-            into.append(_getter(self._pop()))
+            self.releases = None  # nothing is added to one that is taken
+            pending_reply = self._pop()
+            if type(pending_reply) is _ReleaseRun:
+                into += (<_ReleaseRun>pending_reply).pending_replies()
+            else:
+                into.append(_getter(pending_reply))
+        self.releases = None
         self.missing = 0
         _empty(&self.out)
         return into

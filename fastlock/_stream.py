@@ -17,7 +17,7 @@ from hiredis import ProtocolError, PushNotification, Reader
 from fastlock._filter import ReplyFilter
 from fastlock._limits import MAX_DEPTH, MAX_FRAME
 from fastlock._native import RLock
-from fastlock._stream_errors import by_handler
+from fastlock._stream_errors import REFUSALS, by_handler
 
 _LARGE = re.compile(rb"[$=!*%~>|][0-9]{4}")  # a header that may announce more than a reply may have: to be filtered
 _NOTHING = object()  # what the reader returns while a reply is incomplete: False is a value of RESP3
@@ -48,7 +48,7 @@ class Template:
         self._placeholders = tuple(placeholders)
 
     def _encode(self, name: bytes, token: bytes, ms: int) -> bytes:
-        values = (_bytes(name), _bytes(token), b"%d" % ms)
+        values = (as_bytes(name), as_bytes(token), b"%d" % ms)
         filled: list[Any] = []
         for placeholder in self._placeholders:
             value = values[placeholder]
@@ -91,6 +91,44 @@ class _Many:
         self.missing = count
 
 
+class ReleaseRun:
+    """Releases that follow one another, sent as one script: what stands for all of them in the order of replies, and
+    among the bytes to be sent."""
+
+    __slots__ = ("_script", "_stream", "_template", "entries")
+
+    def __init__(self, stream: Stream, template: Template, script: bytes) -> None:
+        self._stream = stream
+        self._template = template  # of a single one
+        self._script = script  # the SHA1 of the script
+        self.entries: list[tuple[Pending | None, bytes, bytes]] = []  # of each: its pending reply, name, token
+
+    def encode(self) -> bytes:
+        """The script that does them all; or, of a single one, its command."""
+        _, names, tokens = zip(*self.entries, strict=True)
+        if len(names) == 1:
+            return self._template._encode(names[0], tokens[0], 0)
+        return _packed((b"EVALSHA", self._script, b"%d" % len(names), *names, *tokens))
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Any) -> None:
+        """Pass on each release's reply: 1 or 0; None: it was not executed, as the script failed."""
+        count = len(self.entries)
+        if count == 1:
+            reply = [reply]
+        elif isinstance(reply, Exception):
+            if str(reply).startswith(REFUSALS):
+                self._stream.release_script = None  # a name that the user may not release fails the others
+            reply = [None] * count
+        if type(reply) is not list or len(reply) != count:
+            raise ProtocolError(f"a script that released {count} locks replied {reply!r:.80}")
+        for (pending_reply, _, _), each in zip(self.entries, reply, strict=True):
+            if pending_reply is not None and not pending_reply.done():
+                pending_reply.set_result(each)
+
+
 class Pending(Protocol):
     """What waits for a reply."""
 
@@ -113,7 +151,7 @@ class Stream:
         self._reader = Reader(notEnoughData=_NOTHING)
         self._filter = ReplyFilter()
         self._mutex = RLock()
-        self._out: list[bytes] = []
+        self._out: list[Any] = []  # bytes, and of a stream of tasks ReleaseRun
         self._pending_replies: deque[Any] = deque()
         self._missing = 0  # replies that have not come, one for each command
         self.commands = self.flushes = 0  # commands queued, and batches of them sent, since the stream was made
@@ -123,6 +161,7 @@ class Stream:
         self.broken = False
         self._out_of_step = False  # replies were lost: no thread may read on, the connection must be closed
         self.templates: tuple[Template, ...] = ()  # the command table of its server
+        self.release_script: bytes | None = None  # the SHA1 of the script as which releases are sent, where they are
 
     # encode
 
@@ -159,7 +198,7 @@ class Stream:
         with self._mutex:
             self._append(data, pending_reply, replies)
 
-    def _append(self, data: bytes, pending_reply: Pending | _Many | None, replies: int) -> None:
+    def _append(self, data: bytes | ReleaseRun, pending_reply: Pending | _Many | None, replies: int) -> None:
         try:
             self._pending_replies.append(pending_reply)
             self._missing += replies
@@ -173,7 +212,7 @@ class Stream:
         """The bytes to be sent, which the caller is to send: they are not kept here."""
         self.flushes += 1
         with self._mutex:
-            data = b"".join(self._out)
+            data = b"".join([each.encode() if type(each) is ReleaseRun else each for each in self._out])
             self._out.clear()
         return data
 
@@ -186,9 +225,9 @@ class Stream:
 
     @property
     def unsent(self) -> int:
-        """Bytes queued and not yet taken to be sent."""
+        """Bytes queued and not yet taken to be sent, without releases that are put off."""
         with self._mutex:
-            return sum(map(len, self._out))
+            return sum(len(each) for each in self._out if type(each) is bytes)
 
     def take_pending(self, into: list[Any]) -> list[Any]:
         """Move every pending reply into that list, in order, and return it; none is pending afterwards, and bytes that
@@ -202,7 +241,13 @@ class Stream:
 
     def _getters(self) -> list[Any]:
         """What gets each reply, or list of replies, that has not come, in order."""
-        return [each.pending_reply if type(each) is _Many else each for each in self._pending_replies.copy()]
+        getters: list[Any] = []
+        for each in self._pending_replies.copy():
+            if type(each) is ReleaseRun:
+                getters += [pending_reply for pending_reply, _, _ in each.entries]
+            else:
+                getters.append(each.pending_reply if type(each) is _Many else each)
+        return getters
 
     # replies
 
@@ -283,10 +328,10 @@ class Stream:
 
 
 def _packed(args: tuple[bytes, ...]) -> bytes:
-    return b"*%d\r\n" % len(args) + b"".join([b"$%d\r\n%b\r\n" % (len(_bytes(arg)), arg) for arg in args])
+    return b"*%d\r\n" % len(args) + b"".join([b"$%d\r\n%b\r\n" % (len(as_bytes(arg)), arg) for arg in args])
 
 
-def _bytes(value: object) -> bytes:
+def as_bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
         raise TypeError(f"bytes expected, not {type(value).__name__}")
     return value

@@ -1,4 +1,5 @@
-"""The errors of a connection that broke, and how to tell them from an error that a signal handler raised meanwhile.
+"""The errors of a connection that broke, and of scripts; and how to tell an error that a signal handler raised
+meanwhile.
 
 Never here: what to do about either.
 """
@@ -16,6 +17,10 @@ import traceback
 from _signal import getsignal  # type: ignore[import-not-found]
 from types import CodeType, FrameType
 from typing import Any
+
+# How the error replies begin that a script gets again: the user may not run it, or not for all of its names, or these
+# are in several slots. The others pass, or go away as scripts are loaded
+REFUSALS = ("NOPERM", "CROSSSLOT", "ERR")
 
 
 class Broken(OSError):

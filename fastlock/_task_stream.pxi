@@ -20,6 +20,29 @@ cdef class TaskStream(Stream):
         if not self.flushing:
             self.announce()
 
+    cpdef release(self, Template template, pending_reply, bytes name, bytes token):
+        """As `request`, of a release. Where the server has `release_script` for that, and no command, those that follow
+        one another are sent as one script; the reply may be None then: not executed, as the script failed."""
+        cdef _ReleaseRun run = self.releases
+        if name is None or token is None:
+            raise TypeError("bytes expected, not NoneType")
+        if self.release_script is None:
+            self._put(template, pending_reply, name, token, 0)
+        else:
+            if run is None:
+                run = _ReleaseRun.__new__(_ReleaseRun)
+                run.stream, run.template, run.script, run.entries = self, template, self.release_script, []
+                self._make_room()
+                self.releases = run
+                self._push(run)
+            run.entries.append(pending_reply)
+            run.entries.append(name)
+            run.entries.append(token)
+            if len(run.entries) == 3 * MOST_NAMES:
+                self._write_releases()
+        if not self.flushing:
+            self.announce()
+
     def run_flush(self):
         """Flush what was announced; again, if a signal handler raises as the flush begins."""
         try:

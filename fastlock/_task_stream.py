@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastlock._stream import Pending, Stream, Template
+from fastlock._limits import SCRIPT_NAMES
+from fastlock._stream import Pending, ReleaseRun, Stream, Template, as_bytes
 
 
 class TaskStream(Stream):
@@ -30,6 +31,24 @@ class TaskStream(Stream):
     def request(self, template: Template, pending_reply: Pending, name: bytes, token: bytes, ms: int) -> None:
         """Queue one command, and schedule a flush; its reply goes to `pending_reply`."""
         self.put(template, pending_reply, name, token, ms)
+        if not self._flushing:
+            self.announce()
+
+    def release(self, template: Template, pending_reply: Pending | None, name: bytes, token: bytes) -> None:
+        """As `request`, of a release. Where the server has `release_script` for that, and no command, those that follow
+        one another are sent as one script; the reply may be None then: not executed, as the script failed."""
+        if self.release_script is None:
+            self.put(template, pending_reply, name, token, 0)
+        else:
+            entry = pending_reply, as_bytes(name), as_bytes(token)
+            with self._mutex:
+                last = self._out[-1] if self._out else None
+                if type(last) is ReleaseRun and len(last.entries) < SCRIPT_NAMES:
+                    last.entries.append(entry)
+                else:
+                    run = ReleaseRun(self, template, self.release_script)
+                    run.entries.append(entry)
+                    self._append(run, run, 1)
         if not self._flushing:
             self.announce()
 

@@ -41,6 +41,7 @@ from support.event_log import Reader
 from support.judge import History, Judge, Size
 from support.kind_callers import (
     FairCaller,
+    KeptCaller,
     MultiCaller,
     ReadWriteCaller,
     ReentrantCaller,
@@ -48,7 +49,7 @@ from support.kind_callers import (
     SemaphoreCaller,
     UnconfirmedCaller,
 )
-from support.kind_judges import PERMITS, MultiJudge, ReadWriteJudge, SemaphoreJudge, SharedJudge
+from support.kind_judges import PERMITS, KeptJudge, MultiJudge, ReadWriteJudge, SemaphoreJudge, SharedJudge
 from support.plants import MISTAKES, plant
 from support.register import Writes, judge_writes, read
 from support.servers import Servers
@@ -91,6 +92,7 @@ KINDS = {
     "plain": Kind(Caller, Judge, 8, fenced=True),
     "fair": Kind(FairCaller, Judge, 8, fenced=True),
     "unconfirmed": Kind(UnconfirmedCaller, Judge, 8, fenced=True),
+    "kept": Kind(KeptCaller, KeptJudge, 24, fenced=True),
     "reentrant": Kind(ReentrantCaller, Judge, 6, fenced=True),
     "renewed": Kind(RenewedCaller, Judge, 8, fenced=True),
     "read-write": Kind(ReadWriteCaller, ReadWriteJudge, 4, fenced=True),
@@ -412,6 +414,8 @@ def too_little(chaos: Chaos, judge: Judge) -> list[str]:
         missing.append(f"no holder that was stopped wrote by an old fence: {chaos.writes}")
     if isinstance(judge, SharedJudge) and judge.most < 2:
         missing.append("nobody ever held a name beside another")
+    if isinstance(judge, KeptJudge) and judge.taken < judge.grants / 20:
+        missing.append(f"hardly a lease was taken that was kept: {judge.taken} of {judge.grants:.0f}")
     if isinstance(judge, MultiJudge) and not judge.several:
         missing.append("nobody ever held several names")
     return missing

@@ -1,6 +1,6 @@
 """How long a lease may circulate within a client: what a longer or shorter LOCAL_SECONDS costs and gains.
 
-    python -m tests.rounds [--seconds 1] [--rounds 3]
+    python -m tests.rounds [--seconds 1] [--rounds 3] [--rtt 5]
 
 Four processes of four threads want one name, held for a millisecond, or not at all. For each LOCAL_SECONDS: the median
 of the rates, the longest waits (p99), how evenly the threads were served, and the commands sent for each grant. The
@@ -10,6 +10,7 @@ figures in docs/waiting.md come from this program. On a busy machine they say no
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import statistics
 import sys
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import fastlock
 from fastlock._protocol import local_queue
+from fastlock.benches.relay import Relay
 from fastlock.embedded import Server
 
 PROCESSES, THREADS = 4, 4
@@ -83,13 +85,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.rounds", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=1.0, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rtt", type=float, default=0.0, help="milliseconds of a network before the server")
     args = parser.parse_args()
-    with Server() as server:
+    with Server() as server, contextlib.ExitStack() as stack:
+        url = server.unix_url
+        if args.rtt:
+            url = stack.enter_context(contextlib.closing(Relay(url, args.rtt / 1e3))).url
         for hold in (0.001, 0.0):
             runs: dict[float, list[Run]] = {choice: [] for choice in CHOICES}
             for _ in range(args.rounds):
                 for choice, found in runs.items():
-                    found.append(run_once(server.unix_url, choice, hold, args.seconds))
+                    found.append(run_once(url, choice, hold, args.seconds))
             for choice, found in runs.items():
                 rate, wait, evenness, commands = (statistics.median(column) for column in zip(*found, strict=True))
                 print(

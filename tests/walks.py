@@ -42,13 +42,14 @@ def stop_the_clock() -> WalkClock:
     if hasattr(time, "CLOCK_BOOTTIME"):
         del time.CLOCK_BOOTTIME
     time.monotonic = clock
-    from fastlock._protocol import lease, local_queue, steps
+    from fastlock._protocol import lease, local_queue, moments, steps
     from fastlock._transport import waiting
 
     assert lease.now is clock
     time.monotonic = real
     steps.BACKOFF = 0.0, 0.0  # a client connects again at once
     local_queue.NEAR = 0
+    moments.LEAST_MOMENT = moments.MOST_MOMENT = 9.0  # as MOMENT_MS of replay.py says
     local_queue.RECHECK_SECONDS = waiting.RECHECK_SECONDS = LONGEST_SLEEP  # no thread's sleep ends by itself
     return clock
 

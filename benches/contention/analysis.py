@@ -243,9 +243,10 @@ def measure(
         "outlived": late,
         "clients": _clients(granted, contest, end),
     }
+    asking = [record for record in counted if record.client] if contest.asking else counted
     times = {
-        "wait": waits(counted, contest, end),
-        "punctual": punctual_waits(counted, contest, end) if contest.hold else [],
+        "wait": waits(asking, contest, end),
+        "punctual": punctual_waits(asking, contest, end) if contest.hold else [],
         "release": [record.released - record.releasing for record in granted if record.released],
         "handover": handovers(records),
     }
@@ -266,9 +267,9 @@ def _clients(granted: Sequence[Grant], contest: Contest, end: int) -> list[int]:
 def _of_role(
     contest: Contest, records: Sequence[Grant], granted: Sequence[Grant], times: dict[str, list[int]]
 ) -> dict[str, Any]:
-    """Counts that differ in an open loop, whose rate is given, and in a storm and a crash, which last as long as they
-    take."""
-    if contest.rate:
+    """Counts that differ where arrivals are given, as waits are compared there, and in a storm and a crash, which last
+    as long as they take."""
+    if contest.rate or contest.asking:
         return {"score": 1e9 / max(1, statistics.median(times["wait"])) if times["wait"] else 0.0}
     if not contest.role:
         return {}

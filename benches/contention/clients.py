@@ -65,6 +65,14 @@ def arrivals(contest: Contest, seed: int, seconds: float) -> list[list[int]]:
         span = (contest.lease if contest.role == "crash" else seconds) / 2
         return [[int(draw.random() * span * 1e9)] for _ in range(contest.clients)]
     found: list[list[int]] = [[] for _ in range(contest.clients)]
+    if contest.asking:
+        for client in range(1, contest.clients):
+            times = (
+                (number + 0.25 + draw.random() / 2) / contest.asking
+                for number in range(round(contest.asking * seconds))
+            )
+            found[client] = [int(at * 1e9) for at in times]  # never so close that one waits for the one before
+        return found
     for at in sorted(draw.random() * seconds for _ in range(round(contest.rate * seconds))):
         found[draw.randrange(contest.clients)].append(int(at * 1e9))
     return found
@@ -121,7 +129,8 @@ class Job:
         self.closed = not (self.arrivals or contest.laps or contest.rate)
         self.blocking_timeout = contest.blocking_timeout if contest.blocking and not contest.cut else None
         self.start, self.end = start, start + length
-        self.last = self.end + (FOREVER if self.contest.laps else length if self.contest.rate else 0)
+        given = contest.rate or (contest.asking and self.arrivals)
+        self.last = self.end + (FOREVER if contest.laps else length if given else 0)
 
     def next(self) -> int | None:
         """The time at which the next acquire is due (0: now); None: there are no more. An open loop serves its arrivals

@@ -37,8 +37,9 @@ class Contest:
     longest wait; cut: no wait goes on after the end of the run. rate: arrivals per second over all clients (open loop),
     0: each client acquires again at once (closed loop). laps: acquires of a client at most, 0: as many as fit. books:
     holders also count in shared memory. role: ``storm`` (a holder releases once all wait) or ``crash`` (the holder is
-    killed). volatile_keys: other keys with an expiry, which must not keep the server from ending a lease in time. loop:
-    the module of the tasks' event loop, if it is not asyncio's own.
+    killed). asking: arrivals per second, about evenly, of each client but the first, which acquires again at once;
+    only the waits of those who ask count. volatile_keys: other keys with an expiry, which must not keep the server from
+    ending a lease in time. loop: the module of the tasks' event loop, if it is not asyncio's own.
     """
 
     api: str
@@ -55,6 +56,7 @@ class Contest:
     laps: int = 0
     books: bool = False
     role: str = ""
+    asking: float = 0.0
     volatile_keys: int = 0
     loop: str = ""
 
@@ -104,7 +106,7 @@ class Contest:
         found = {PUBLISHED.get(key, key): value for key, value in asdict(self).items()}
         times = {f"{key}_ms": 1e3 * found.pop(key) for key in ("hold", "lease", "patience")}
         names: int | str = found.pop("names") or "unique"
-        for key in ("volatile_keys", "loop"):  # results in which no scenario had any stay comparable
+        for key in ("asking", "volatile_keys", "loop"):  # results in which no scenario had any stay comparable
             if not found[key]:
                 del found[key]
         return {**found, "names": names, **times}
@@ -140,6 +142,8 @@ SCENARIOS = {
         Scenario("zipf", "contention", "many names, few of them popular",
                  Contest("threads", 4, 16, 1000, zipf=1.1, hold=0.0002)),
         Scenario("handover", "contention", "two processes, one name, back and forth", Contest("threads", 2, 2, 1)),
+        Scenario("recall", "contention", "one takes a name again and again, another wants it now and then",
+                 Contest("threads", 2, 2, 1, hold=0.001, asking=20.0), seconds=2.0, quick_seconds=0.5),
         Scenario("crowd", "contention", "many tasks of one process want one name",
                  Contest("tasks", 1, 100, 1, blocking_timeout=1.5), seconds=0.5, quick_seconds=0.1,
                  quick_blocking_timeout=0.5),
@@ -174,7 +178,7 @@ CHANGES = {
     "tasks": tuple(SCENARIOS),
     "names": ("hot", "zipf", "flash-sale", "load", "crash"),
     "zipf": ("hot", "zipf", "flash-sale"),
-    "hold": ("hot", "zipf", "handover", *CROWDS, "flash-sale", "storm", "waiters", "load"),
+    "hold": ("hot", "zipf", "handover", "recall", *CROWDS, "flash-sale", "storm", "waiters", "load"),
     "waiters": ("storm", "waiters"),
     "rate": ("hot", "zipf", "flash-sale", "load"),
     "try": ("hot", "zipf", "handover", *CROWDS, "flash-sale", "waiters", "load"),

@@ -134,6 +134,9 @@ MOST_POLLING = 1000
 UNCONFIRMED = "unconfirmed"
 """fastlock with releases that wait for no answer."""
 
+KEPT = "kept"
+"""fastlock with leases that are kept after their release."""
+
 RIVALS = {
     "fastlock": Entry(f"{__package__}.fastlock_", COMPILED, apis=(*APIS, "batch"), passes_on=True),
     "fair": Entry(f"{__package__}.fastlock_fair", COMPILED, scenarios=("hot", "handover", "storm", "waiters")),
@@ -141,6 +144,12 @@ RIVALS = {
         f"{__package__}.fastlock_unconfirmed",
         COMPILED,
         scenarios=("pair", "threads", "tasks", "hot", "handover", "flash-sale"),
+        passes_on=True,
+    ),
+    KEPT: Entry(
+        f"{__package__}.fastlock_kept",
+        COMPILED,
+        scenarios=("pair", "threads", "tasks", "tasks-uvloop", "hot", "handover", "recall", "flash-sale"),
         passes_on=True,
     ),
     "fallback": Entry(f"{__package__}.fastlock_", {"FASTLOCK_IMPL": "python"}, apis=(*APIS, "batch"), passes_on=True),
@@ -165,7 +174,7 @@ ALONE = "alone"
 
 ALONE_ENTRY = Entry(f"{__package__}.fastlock_", COMPILED, passes_on=True, alone=True)
 
-OURS = ("fastlock", "fair", UNCONFIRMED, "fallback", "dropin", ALONE)
+OURS = ("fastlock", "fair", UNCONFIRMED, KEPT, "fallback", "dropin", ALONE)
 """Rivals that are fastlock: an error of theirs fails the run."""
 
 

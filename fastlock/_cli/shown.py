@@ -68,6 +68,8 @@ def _all_of(holder: Holder) -> str:
         parts.append(f"for {max(0.0, time.time() - holder.since):.1f} s")
     if holder.depth is not None and holder.depth > 1:
         parts.append(f"{holder.depth} deep")
+    if holder.kept:
+        parts.append("kept, nobody is in it" if holder.depth == 0 else "may be kept")
     return ", ".join([*parts, *_part_of(holder), _left(holder)])
 
 

@@ -6,6 +6,7 @@ protocol has for it. Without this module all works, slower. Never here: what an 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from asyncio import current_task
 from typing import Any
@@ -16,9 +17,10 @@ from fastlock._fork import check
 from fastlock._protocol.acquire import LAST_TRY_SECONDS
 from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.commands import Opcode, hand_over_template, made_here
-from fastlock._protocol.lease import Lease, new_token, now
-from fastlock._protocol.local_queue import ReleaseRoute, Waiter
+from fastlock._protocol.lease import Lease, now
+from fastlock._protocol.local_queue import ReleaseRoute
 from fastlock._protocol.steps import Answer, Connection, Operation
+from fastlock._protocol.waiters import Waiter
 from fastlock._task_stream import TaskStream
 from fastlock._transport.internals import Waker, Wakeup
 from fastlock._transport.posted import PostedRelease
@@ -41,22 +43,46 @@ def _open_stream(lock: BaseLock) -> Any:
     return stream if stream is not None and stream.thread == threading.get_ident() else None
 
 
+async def _take_kept(lock: BaseLock, task: object) -> Lease | None:
+    """Take the lease of the name, if the client keeps it, and let the loop run before, if it is its turn."""
+    transport = lock._transport
+    if task is None:
+        transport.hear_recalls()
+        return None
+    if transport.turn_is_over(now()):
+        await asyncio.sleep(0)
+    kept: Lease | None = lock._take_kept(task if lock.thread_local else None, now())
+    return kept
+
+
 async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
     """Acquire with the lock's own settings, for a task. Outcome and errors are those of `BaseLock._new_acquire`."""
     transport = lock._transport
-    stream = None if lock._needs_slow_path() else _open_stream(lock)
-    if stream is None or (task := current_task(stream.wakeups.loop)) is None:  # None: another loop runs
+    stream = _open_stream(lock)
+    task = None if stream is None else current_task(stream.wakeups.loop)  # None: another loop runs
+    if lock._keep_ms:
+        if (kept := await _take_kept(lock, task)) is not None:
+            return kept
+        stream = _open_stream(lock)  # it may have broken meanwhile
+    if stream is None or task is None or lock._needs_slow_path():
         return await transport.run(lock._new_acquire(None, required))  # type: ignore[no-any-return]
     start = now()
-    if transport.queued_keys and (waiter := lock._waits_locally(None, None, transport.queued_keys)) is not None:
+    queued = transport.queued_keys
+    if (queued or transport.expected_keys or lock.fair) and (
+        waiter := lock._waits_locally(None, None, queued)
+    ) is not None:
         return await _aio_wait(lock, required, waiter, stream.wakeups, task, start)
-    token = new_token()
+    token = lock._fresh_token()
     wakeup = Wakeup().arm(stream.wakeups)
     timer = op = None
     sent = start
     try:
         stream.request(
-            stream.templates[Opcode.ACQUIRE if lock._ms else Opcode.ACQUIRE_ENDLESS], wakeup, lock._key, token, lock._ms
+            stream.templates[Opcode.ACQUIRE if lock._ms else Opcode.ACQUIRE_ENDLESS],
+            wakeup,
+            lock._key,
+            token,
+            lock._lease_ms(token),
         )
         sent = stream.sent
         try:
@@ -67,7 +93,7 @@ async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
             if timer is not None:
                 timer.cancel()
         if answer is None:
-            lease = lock._granted(task if lock.thread_local else None, token, sent, now(), transport.stats)
+            lease = lock._granted(task if lock.thread_local else None, token, sent, now(), transport.queues)
             if lease is not None:
                 return lease
         waiter = None if answer is None else lock._waits_locally(answer, token, transport.queued_keys)
@@ -138,7 +164,7 @@ def _post_release(lock: BaseLock, stream: TaskStream, lease: Lease) -> bool:
     if not made_here(lease._raw_token):
         return False
     lease._posted = True
-    posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._deadline)
+    posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._latest_end())
     template = hand_over_template(connection.transport.impl.Template, lease._key)
     stream.request(template, posted, b"", lease._raw_token, 0)
     transport.unconfirmed[lease._key] = posted  # now: no reply comes before the loop runs again
@@ -198,13 +224,14 @@ async def aio_release(
             return
         wakeup = Wakeup().arm(stream.wakeups)
         sent = now()
-        stream.request(stream.templates[Opcode.RELEASE], wakeup, lease._key, lease._raw_token, 0)
+        stream.release(stream.templates[Opcode.RELEASE], wakeup, lease._key, lease._raw_token)
         sent = stream.sent
         answer = await wakeup
         if answer == 1:
             lock._released(owner, lease)
             return
         op, sent = _as_sent(LockRelease(lock, lease), stream.connection, sent), 0.0
+        answer = Answer.ASK_SERVER if answer is None else answer
         await transport.release(lock, owner, op, answer, leaving, error)
     except BaseException as caught:
         try:

@@ -25,8 +25,9 @@ from fastlock._core cimport TaskStream, Template
 from fastlock._fastpath.threads cimport new_release, not_releasable
 from fastlock._fork cimport check
 from fastlock._protocol.base_lock cimport BaseLock
-from fastlock._protocol.lease cimport Lease, new_token
-from fastlock._protocol.local_queue cimport LocalQueues, Waiter
+from fastlock._protocol.lease cimport Lease, flag
+from fastlock._protocol.local_queue cimport LocalQueues
+from fastlock._protocol.waiters cimport Waiter
 from fastlock._transport.base cimport Transport
 from fastlock._transport.internals cimport PYGEN_NEXT, PYGEN_RETURN, PySendResult, Waker, Wakeup, resume_by
 from fastlock._transport.parker cimport clock
@@ -65,10 +66,12 @@ cdef class _Awaitable(Wakeup):
     cdef object others, owner
     cdef double sent
     cdef bint ended  # as with a coroutine: it cannot be awaited again, and to close it does nothing
-    cdef bint required  # of an _Acquire; declared here, where it does not enlarge the object
+    # Of an _Acquire; declared here, where they do not enlarge the object
+    cdef bint required
+    cdef flag paused, pausing  # whether it has let the loop run before it took a kept lease; and does so now
 
     cdef _begin(self):
-        """Send the command and begin to wait, or hand on to a coroutine."""
+        """Send the command and begin to wait, or hand on to a coroutine; or return the outcome."""
         raise NotImplementedError
 
     cdef _finish(self, answer):
@@ -104,9 +107,12 @@ cdef class _Awaitable(Wakeup):
             self.ended = True  # unless there is something to wait for
             try:
                 if self.wakeups is None:
-                    self._begin()
+                    outcome = self._begin()
                 else:
                     outcome = self._finish(self.result())
+                if self.pausing:
+                    self.pausing = self.ended = False
+                    return None
                 if self.others is None:
                     finished[0] = self.wakeups is None or self.ready
                     if not finished[0]:
@@ -292,21 +298,34 @@ cdef class _Acquire(_Awaitable):
         cdef BaseLock lock = self.lock
         cdef Transport transport = lock._transport
         cdef Waiter waiter
-        cdef TaskStream stream = None if lock._needs_slow_path() else self._open_stream()
-        if stream is None:
+        cdef Lease lease
+        cdef TaskStream stream = self._open_stream()
+        if lock._keep_ms and stream is None:
+            transport.hear_recalls()
+        elif lock._keep_ms:
+            self.start = clock()
+            if not self.paused and (not transport.turn_end or self.start >= transport.turn_end):
+                self.paused = self.pausing = transport.turn_is_over(self.start)
+                if self.paused:
+                    return
+            lease = lock._take_kept(self.owner, self.start)
+            if lease is not None:
+                return lease
+        if stream is None or lock._needs_slow_path():
             self.others = lock._transport.run(lock._new_acquire(None, self.required))
             return
         self.stream = stream
         self.start = clock()
-        if transport.queued_keys:
+        if transport.queued_keys or transport.expected_keys or lock.fair:
             waiter = lock._waits_locally(None, None, transport.queued_keys)
             if waiter is not None:
                 self._wait(waiter)
                 return
-        self.token = new_token()
+        self.token = lock._fresh_token()
         self.arm(<Waker>stream.wakeups)
         stream.request(
-            <Template>stream.templates[ACQUIRE if lock._ms else ACQUIRE_ENDLESS], self, lock._key, self.token, lock._ms
+            <Template>stream.templates[ACQUIRE if lock._ms else ACQUIRE_ENDLESS],
+            self, lock._key, self.token, lock._lease_ms(self.token)
         )
         self.sent = stream.sent
         if lock.blocking_timeout is not None:
@@ -336,7 +355,7 @@ cdef class _Acquire(_Awaitable):
         self._clear_deadline()
         if answer is None:
             lease = self.lock._granted(
-                self.owner, self.token, self.sent, clock(), (<Transport>self.lock._transport).stats
+                self.owner, self.token, self.sent, clock(), (<Transport>self.lock._transport).queues
             )
             if lease is not None:
                 return lease
@@ -413,7 +432,7 @@ cdef bint _post_release(BaseLock lock, TaskStream stream, Lease lease) except -1
     if lease._posted or lease._release_unknown or clock() >= lease._deadline or not made_here(lease._raw_token):
         return False
     lease._posted = True
-    posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._deadline)
+    posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._latest_end())
     template = hand_over_template(connection.transport.impl.Template, lease._key)
     stream.request(template, posted, b"", lease._raw_token, 0)
     transport.unconfirmed[lease._key] = posted  # now: no reply comes before the loop runs again
@@ -484,13 +503,14 @@ cdef class _Release(_Awaitable):
         self.stream = stream
         self.lease = lease
         self.arm(<Waker>stream.wakeups)
-        stream.request(<Template>stream.templates[RELEASE], self, lease._key, lease._raw_token, 0)
+        stream.release(<Template>stream.templates[RELEASE], self, lease._key, lease._raw_token)
         self.sent = stream.sent
 
     cdef _finish(self, answer):
         if answer == 1:
             self.lock._released(self.owner, self.lease)
         else:
+            answer = ASK_SERVER if answer is None else answer
             self._hand_on(_as_sent(self._op(), self.stream.connection, self.sent), answer)
 
     cdef _op(self):

@@ -4,14 +4,16 @@ import cython
 
 from fastlock._fork cimport check
 from fastlock._protocol.base_lock cimport BaseLock
-from fastlock._protocol.lease cimport Lease, is_inherited, new_token
-from fastlock._protocol.local_queue cimport LocalQueue, Waiter
+from fastlock._protocol.lease cimport Lease, is_inherited
+from fastlock._protocol.local_queue cimport LocalQueue
+from fastlock._protocol.waiters cimport Waiter
 from fastlock._transport.base cimport Transport
 from fastlock._transport.owners cimport thread_owner
 from fastlock._transport.parker cimport Parker, check_signals, clock, enqueue, popped
 from fastlock._transport.parker cimport release as release_locally
 from fastlock._transport.waiting cimport (
-    park, post_release, push_connection_of, send_command, send_enter, send_hand_over, spin_seconds, wait,
+    idle_connections, park, post_confirmation, post_release, push_connection_of, read_confirmation, send_command,
+    send_enter, send_hand_over, spin_seconds, wait,
 )
 
 cdef double _INFINITE, _ENDED, _LAST_TRY_SECONDS
@@ -20,8 +22,13 @@ cdef Py_ssize_t _ACQUIRE, _ACQUIRE_ENDLESS, _RELEASE
 cdef int _SCRIPT
 
 
-@cython.locals(transport=Transport, sent=double, waiter=Waiter, token=bytes, opcode=cython.Py_ssize_t, lease=Lease)
+@cython.locals(transport=Transport, sent=double, waiter=Waiter, token=bytes, opcode=cython.Py_ssize_t, lease=Lease,
+               ms=cython.longlong)
 cpdef acquire(BaseLock lock, bint required)
+
+
+@cython.locals(transport=Transport, time=double)
+cdef Lease _at_hand(BaseLock lock)
 
 
 @cython.locals(timeout=double)
@@ -37,8 +44,10 @@ cdef _wait(BaseLock lock, bint required, Waiter waiter, double start)
 @cython.locals(transport=Transport, lease=Lease, queue=LocalQueue, following=Waiter, parker=Parker)
 cdef Lease _handed_over(BaseLock lock, owner, Waiter waiter)
 
+cdef bint _greenlets() except -1
 
-@cython.locals(transport=Transport, queue=LocalQueue, sent=double, joins=bint)
+
+@cython.locals(transport=Transport, queue=LocalQueue, sent=double, joins=bint, believed=Lease)
 cdef _enter_until_granted(BaseLock lock, bint required, Waiter waiter, double start, double until)
 
 cdef _sent_enter(op, Waiter waiter, bint joins, connection, double sent)

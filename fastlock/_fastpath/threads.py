@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import math
 import sys
+from time import sleep
 from typing import Any
 
 from fastlock._fork import check
 from fastlock._native import EVENTLET, GEVENT, refuse_greenlet
-from fastlock._protocol.acquire import LAST_TRY_SECONDS, is_enter_reply
+from fastlock._protocol.acquire import LAST_TRY_SECONDS
 from fastlock._protocol.base_lock import BaseLock, LockAcquire, LockRelease
-from fastlock._protocol.commands import Opcode, made_here
-from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token
-from fastlock._protocol.local_queue import ReleaseRoute, Waiter
+from fastlock._protocol.commands import Opcode, is_enter_reply, made_here
+from fastlock._protocol.lease import ENDED, Lease, is_inherited
+from fastlock._protocol.local_queue import ReleaseRoute
 from fastlock._protocol.steps import Answer, Operation, QueueRequest, RawCommands
+from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import by_handler
 from fastlock._transport.base import MOST_UNREAD, Transport
 from fastlock._transport.owners import thread_owner
@@ -27,9 +29,12 @@ from fastlock._transport.parker import Parker, check_signals, clock, enqueue, po
 from fastlock._transport.parker import release as release_locally
 from fastlock._transport.sync_connection import Connection
 from fastlock._transport.waiting import (
+    idle_connections,
     park,
+    post_confirmation,
     post_release,
     push_connection_of,
+    read_confirmation,
     send_command,
     send_enter,
     send_hand_over,
@@ -39,6 +44,8 @@ from fastlock._transport.waiting import (
 from fastlock._transport.writing import STREAM_ERRORS
 
 _MODULES = sys.modules
+TURN_SECONDS = 0.001  # for which threads may take kept leases and do nothing else
+_PAUSE_SECONDS = 0.00005  # in which another thread gets the interpreter
 _NOTHING = RawCommands([])  # a request that needs no undo
 _INFINITE: float = math.inf
 # Typed, where this is compiled
@@ -82,18 +89,20 @@ def exit_lock(self: Any, kind: object, error: BaseException | None, trace: objec
 def acquire(lock: BaseLock, required: bool) -> Any:
     """Acquire with the lock's own settings, for a thread. Outcome and errors are those of `BaseLock._new_acquire`."""
     check()
-    if lock._owners is not None and (held := lock._reenter()) is not None:
+    if (lock._keep_ms or lock._owners is not None) and (held := _at_hand(lock)) is not None:
         return held
     transport, sent = lock._transport, clock()
     waiter: Waiter | None = None
-    if transport.queued_keys:
+    if transport.queued_keys or transport.expected_keys or lock.fair:
         transport.queues.sweep(sent)
         waiter = lock._waits_locally(None, None, transport.queued_keys)
-        if waiter is not None:
+        if waiter is not None and (lock._key in transport.queued_keys or not _greenlets()):
             return _wait(lock, required, waiter, sent)
-    if not transport.idle or transport.pending_undos or lock._needs_slow_path():
+        if waiter is not None:  # a greenlet may join, but not wait
+            return transport.run(lock._new_acquire(None, required))
+    if not idle_connections(transport) or transport.pending_undos or lock._needs_slow_path():
         return transport.run(lock._new_acquire(None, required))
-    token, op = new_token(), None
+    token, op = lock._fresh_token(), None
     try:
         (connection,) = popped(transport.idle)  # the one that was used last, whose memory is warm
     except (IndexError, ValueError) as none:
@@ -107,8 +116,8 @@ def acquire(lock: BaseLock, required: bool) -> Any:
             if transport.unconfirmed and _overtakes(transport, connection, lock._key):
                 answer = connection.busy
             else:
-                opcode = _ACQUIRE if lock._ms else _ACQUIRE_ENDLESS
-                answer = _ask(transport, connection, opcode, lock._key, token, lock._ms, lock.blocking_timeout)
+                ms, opcode = lock._lease_ms(token), _ACQUIRE if lock._ms else _ACQUIRE_ENDLESS
+                answer = _ask(transport, connection, opcode, lock._key, token, ms, lock.blocking_timeout)
         except BaseException as error:
             op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
             answer = connection.classify_error(op.request, error)
@@ -117,7 +126,7 @@ def acquire(lock: BaseLock, required: bool) -> Any:
                 transport.idle.append(connection)
         if answer is None:
             owner = thread_owner() if lock.thread_local else None
-            lease = lock._granted(owner, token, sent, clock(), transport.stats)
+            lease = lock._granted(owner, token, sent, clock(), transport.queues)
             if lease is not None:
                 check_signals()  # a handler that raises for a signal since then raises here, where the grant is undone
                 return lease
@@ -137,6 +146,21 @@ def acquire(lock: BaseLock, required: bool) -> Any:
             raise
         raise
     return _wait(lock, required, waiter, sent)
+
+
+def _at_hand(lock: BaseLock) -> Any:
+    """The lease that the caller gets without asking the server, or None."""
+    if not lock._keep_ms:
+        return lock._reenter()
+    transport, time = lock._transport, clock()
+    if time - transport.taken_at > _PAUSE_SECONDS:
+        transport.turn_end = time + TURN_SECONDS
+    elif time >= transport.turn_end:  # threads that do nothing else keep the one that hears recalls from running
+        sleep(_PAUSE_SECONDS)
+        time = clock()
+        transport.turn_end = time + TURN_SECONDS
+    transport.taken_at = time
+    return lock._take_kept(thread_owner() if lock.thread_local else None, time)
 
 
 def _overtakes(transport: Transport, connection: Connection, key: bytes) -> bool:
@@ -161,7 +185,7 @@ def _as_sent(op: Operation[Any], connection: Connection, sent: float) -> Any:
 
 def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
     """Sleep until a lease is handed to this waiter, or it is the first and is granted one, or its time is over."""
-    if GEVENT in _MODULES or EVENTLET in _MODULES:
+    if _greenlets():
         refuse_greenlet(f"{lock.name!r} is held")
     transport, op = lock._transport, None
     parker = transport.parking.parker()
@@ -193,6 +217,11 @@ def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
         raise
 
 
+def _greenlets() -> bool:
+    """Whether callers may be greenlets, as a library is loaded that has them."""
+    return GEVENT in _MODULES or EVENTLET in _MODULES
+
+
 def _handed_over(lock: BaseLock, owner: object, waiter: Waiter) -> Lease | None:
     """As `BaseLock._handed_over`; where leases change hands fast, it also wakes the next waiter early."""
     transport = lock._transport
@@ -219,8 +248,11 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
         sent = clock()
         if sent >= until or queue.must_verify(waiter, sent):
             break
+        if queue.granted and (believed := queue.believe(waiter, sent)) is not None:
+            post_confirmation(transport, connection, queue, believed._confirmation)
+            break
         if transport.queues.may_enter_now(waiter, sent):
-            joins, queue.joined = not queue.joined, True
+            joins = queue.is_to_join(waiter)
             try:
                 reply = send_enter(transport, connection, queue, waiter, joins, until + _LAST_TRY_SECONDS - sent)
             except BaseException as error:
@@ -271,14 +303,15 @@ def release(lock: BaseLock) -> None:
             return
         # Whether other clients wait, as far as is known; and ASK_SERVER, once the local queue was asked
         contended, told, lease._releasing = lease._contended, _NOT_ASKED, True
+        read_confirmation(transport, lease)
         if transport.queued_keys:
             route, told = release_locally(transport.queues, lease, clock()), _ASK_SERVER
             if lock._released_locally(owner, lease, route):
                 return
             contended = contended or route == _SCRIPT
-        sent = clock()
+        sent, at_once = clock(), lock.confirm_release and not transport.pending_undos
         try:
-            (connection,) = popped([] if transport.pending_undos or not lock.confirm_release else transport.idle)
+            (connection,) = popped(idle_connections(transport) if at_once else [])
         except (IndexError, ValueError) as none:
             if by_handler(none):
                 raise
@@ -305,10 +338,7 @@ def release(lock: BaseLock) -> None:
             op = _as_sent(new_release(lock, lease, contended), connection, sent)
             if contended and answer is not connection.busy:
                 answer = [answer]
-        if answer is _RETRY_ELSEWHERE or answer is connection.busy:
-            transport.run(op, told)
-        else:
-            transport.run(op, answer)
+        transport.run(op, told if answer is _RETRY_ELSEWHERE or answer is connection.busy else answer)
     except BaseException as error:  # a signal handler may raise anywhere, and a `with` is left only once
         try:
             transport.finish_release(lock, lock._owner(), lease, op, error)
@@ -333,7 +363,7 @@ def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:
         # Without the script the server refuses it, and nobody may read that; others may listen on the push connection
         if not connection.knows_release or connection is transport.push_connection or not made_here(lease._raw_token):
             return False
-        if connection.stream.pending >= MOST_UNREAD or lease._posted:
+        if connection.stream.pending >= MOST_UNREAD or not connection.stream.usable() or lease._posted:
             return False
         lease._posted = True  # no call since the check: of two threads that release it one waits
         if not post_release(transport, connection, lease, lock._on_lost):

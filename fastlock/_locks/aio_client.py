@@ -118,6 +118,7 @@ class Client(Uncopyable):
         on_lost: Callable[[Lease], object] | None = None,
         cancel_on_loss: bool = False,
         confirm_release: bool | None = None,
+        keep: float | None = None,
     ) -> ClientLock:
         """A lock on `name`, exactly these bytes, for `timeout` seconds at a time (None: without end).
 
@@ -139,6 +140,10 @@ class Client(Uncopyable):
         returns when it is written, and costs no round trip; a loss that it finds is logged, counted, and told by
         `on_lost`.
 
+        keep: for how many seconds the client may keep a lease that was released, counted from when the server granted
+        it: within these the next acquire of the name takes no command. Until then, or until another client of fastlock
+        waits for it, the name counts as held; its lease on the server lasts `timeout` and `keep`. See docs/keep.md.
+
         Raises ValueError or TypeError for a setting that makes no sense, and names it.
         """
         queue = self._queue if queue is None else queue
@@ -150,14 +155,12 @@ class Client(Uncopyable):
             kind = GuardedLock if cancel_on_loss else ClientLock
             return kind(
                 *(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error),
-                *(fence, fair, queue),
-                renewal=renewal,
-                confirm_release=confirm,
-                on_lost=on_lost,
+                *(fence, fair, queue, "utf-8", renewal, confirm, on_lost, keep),
             )
         # Nothing more: many callers make a lock for each acquire
+        more = () if keep is None else ("utf-8", None, True, None, keep)
         return ClientLock(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error,
-                          fence, fair, queue)  # fmt: skip
+                          fence, fair, queue, *more)  # fmt: skip
 
     def reentrant_lock(
         self,
@@ -577,9 +580,9 @@ class Client(Uncopyable):
         The counts are those of `fastlock.Client.get_stats`.
         """
         check()
-        return self._transport.stats.as_dict(
-            [] if self._transport.connection is None else [self._transport.connection.stream]
-        )
+        connection = self._transport.connection
+        counts = self._transport.stats.as_dict([] if connection is None else [connection.stream])
+        return {**counts, "round_trip_us": round(1e6 * self._transport.queues.round_trip)}
 
     async def describe(self, name: arguments.Name) -> Description:
         """Who holds a name, since when and for how long still, and who waits for it, asked of the server.

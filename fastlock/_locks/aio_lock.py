@@ -59,6 +59,10 @@ class AsyncLock(Uncopyable, BaseLock):
         """
         if sleep is None and blocking is None and blocking_timeout is None and token is None:
             return (await tasks.aio_acquire(self, False)) is not None
+        if self._keep_ms and token is None:
+            self._transport.begin()
+            if self._reenter() is not None:
+                return True
         return (await self._transport.run(self._acquire_with(sleep, blocking, blocking_timeout, token))) is not None
 
     # The following note the task that calls them, and a release also the lease: `shield`, `gather` and others await

@@ -45,6 +45,10 @@ class SyncLock(Uncopyable, BaseLock):
         """
         if sleep is None and blocking is None and blocking_timeout is None and token is None:
             return threads.acquire(self, False) is not None
+        if self._keep_ms and token is None:
+            self._transport.begin()
+            if self._reenter() is not None:
+                return True
         return self._transport.run(self._acquire_with(sleep, blocking, blocking_timeout, token)) is not None
 
     def release(self) -> None:

@@ -14,14 +14,14 @@ from fastlock._locks.copying import Uncopyable
 from fastlock._protocol import batch, losses
 from fastlock._protocol.arguments import as_ms
 from fastlock._protocol.base_lock import MAX_LEASES, NOT_HELD, BaseLock
-from fastlock._protocol.batch_operations import RELEASE_CHUNK, release_many
+from fastlock._protocol.batch_operations import release_many
 from fastlock._protocol.commands import hash_slot, token_matches
 from fastlock._protocol.extension import Outcome
 from fastlock._protocol.lease import ENDED, Lease, now
 from fastlock._protocol.local_queue import LocalQueues
 from fastlock._protocol.losses import LOG, abbreviated
 from fastlock._protocol.multi import MAX_NAMES, AcquireAll, Blocked, MultiLease, ask_each, extend_all
-from fastlock._protocol.steps import Answer, Clock, Steps
+from fastlock._protocol.steps import Answer, Clock, CommandBatch, Steps
 from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import by_handler
 
@@ -132,7 +132,7 @@ class BaseMultiLock(Uncopyable):
 
     def _releases(self, lease: MultiLease, released: list[Any]) -> Steps[list[Any]]:
         """The steps of a release."""
-        size = 1 if self._apart() else RELEASE_CHUNK
+        size = 1 if self._apart() else CommandBatch.size
         return release_many(list(lease.leases), self._transport.queues, now, released, size)
 
     def _note_released(self, lease: MultiLease, released: list[Any]) -> None:

@@ -48,7 +48,8 @@ class OwnersByName:
         with self._mutex():
             if len(self._kept) > self._most_kept:
                 for kept, owners in list(self._kept.items()):
-                    if not any(lease._time_left() for lease in list(owners.leases.values())):
+                    leases = list(owners.leases.values())
+                    if not any(lease._confirmation is not None or lease._time_left() for lease in leases):
                         self._kept.pop(kept, None)
                 self._most_kept = max(FEWEST_KEPT, 2 * len(self._kept))
             return self._by_key.setdefault(key, Owners(key, self._kept))
@@ -58,6 +59,10 @@ class Reentrant(BaseLock):
     """How a reentrant lock is entered again, for threads and for asyncio."""
 
     __slots__ = ()
+
+    def _believes(self) -> bool:
+        """It waits for the confirmation: its holder may enter again at any time, and is told then what is true."""
+        return False
 
     def _reenter(self) -> Lease | None:
         # Never compiled: signal handlers run as a compiled function returns to Python, and one that raises there would

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fastlock._protocol import keeping
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
 from fastlock._protocol.base_lock import BaseLock
 from fastlock._protocol.renewal import check_timeout
@@ -37,6 +38,8 @@ def _set_name(lock: Any, value: object) -> Any:
 def _set_timeout(lock: Any, value: float | None) -> Any:
     if lock._renewal is not None:
         check_timeout(value)
+    if lock._keep_ms:
+        keeping.check_timeout(value)
     lock._ms = 0 if value is None else as_ms(value)
     return value
 

@@ -16,7 +16,7 @@ from fastlock._protocol.commands import Opcode
 from fastlock._protocol.extension import set_expiry
 from fastlock._protocol.handshake import Purpose
 from fastlock._protocol.lease import Lease, new_token
-from fastlock._protocol.local_queue import SHORTEST_SLEEP, LocalQueue, LocalQueues, ReleaseRoute, Waiter
+from fastlock._protocol.local_queue import SHORTEST_SLEEP, LocalQueue, LocalQueues, ReleaseRoute
 from fastlock._protocol.release import Release
 from fastlock._protocol.retry import RetryState, execute, limited, resolve, run_script, warn_refused, with_undo
 from fastlock._protocol.steps import (
@@ -34,6 +34,7 @@ from fastlock._protocol.steps import (
     lease_end,
 )
 from fastlock._protocol.undo import ScriptUndo, Undo
+from fastlock._protocol.waiters import Waiter
 
 LAST_TRY_SECONDS = 0.01  # seconds before the end of a blocking_timeout of the last try, so that it is of some use
 
@@ -76,6 +77,7 @@ class Acquire(Operation[Lease | None]):
     blocking = False
     polls = False  # whether it may not use the queue
     given = False  # whether the caller chose its token
+    believes = False  # whether its waiter believes a message of its grant, and does not wait for the confirmation
     alone = False  # whether its waiter has an entry of its own on the server: for strict order, or with a given token
     sleep = 0.1  # seconds between two tries, where the holder's token cannot become a contended one
     outcome_unknown = False  # whether a try's reply was lost once: from then on its own token may turn up at any time
@@ -149,7 +151,11 @@ class Acquire(Operation[Lease | None]):
         """WAIT_LOCALLY, where the local queue decides who is next, so that no try of its own is sent; else None."""
         if not self.blocking or self.polls:
             return None
-        return Answer.WAIT_LOCALLY if self.alone or queues.has_queue(self.key, now) else None
+        if queues.has_queue(self.key, now):
+            return Answer.WAIT_LOCALLY
+        joins = self.alone or self.key in queues.expected
+        # Where there is no time to wait it asks all the same, once
+        return Answer.WAIT_LOCALLY if joins and not self._is_late(now) else None
 
     def _queue(self, waiter: Waiter | None, clock: Clock) -> Steps[Lease | None]:
         """Wait: behind the other waiters of this client, and as the first of them in the server's queue."""
@@ -169,9 +175,11 @@ class Acquire(Operation[Lease | None]):
                 if entered is not None:
                     (request, answer), entered = entered, None
                     yield from self._enter(waiter, request, answer, clock)
+                elif queue.granted and (believed := queue.believe(waiter, clock())) is not None:
+                    yield believed._confirmation.undo()
                 elif waiter.lease is None and queue.queues.may_enter_now(waiter, clock()):
                     yield from self._enter(waiter, self.enter_request(waiter), None, clock)
-                if waiter.entry is None and (expired := queue.queues.take_back_expired(waiter, clock())) is not None:
+                if (expired := queue.queues.take_back_expired(waiter, clock())) is not None:
                     self.late_grants += 1
                     yield Undo([self.key], [expired._raw_token])
                     continue
@@ -225,7 +233,9 @@ class Acquire(Operation[Lease | None]):
         """A waiter for this acquire. It has an entry of its own, this acquire's token, where it is to be told from
         other waiters of the client, or where that token may turn up by itself."""
         own = self.token if self.alone or self.outcome_unknown else None
-        return Waiter(self.name, self.key, self.ms, self.fenced, own, self.sleep)
+        waiter = Waiter(self.name, self.key, self.ms, self.fenced, own, self.sleep)
+        waiter.believes = self.believes
+        return waiter
 
     def _sleep_before_try(self, clock: Clock) -> Steps[None]:
         """Sleep until the holder's lease ends or `sleep` seconds have passed, whichever is first."""
@@ -243,9 +253,8 @@ class Acquire(Operation[Lease | None]):
         """The request of the first waiter of a queue, by its queue's entry. joins: whether it joins; None: unless that
         was done."""
         queue = queue_of(waiter)
-        request = self._entering(queue, waiter, not queue.joined if joins is None else joins)
+        request = self._entering(queue, waiter, queue.is_to_join(waiter) if joins is None else joins)
         request.until = self.until
-        queue.joined = True
         return request
 
     def _entering(self, queue: LocalQueue, waiter: Waiter, joins: bool) -> QueueRequest:
@@ -256,7 +265,9 @@ class Acquire(Operation[Lease | None]):
         queue = queue_of(waiter)
         retry, answered = RetryState(clock), False
         try:
-            reply = yield from run_script(request, (yield request) if answer is None else answer, is_enter_reply, retry)
+            reply = yield from run_script(
+                request, (yield request) if answer is None else answer, commands.is_enter_reply, retry
+            )
             answered = reply is not Answer.DEADLINE_EXCEEDED
         except errors.RedisError as error:
             own = errors.is_own(error)  # else a signal handler raised it, for this caller alone
@@ -322,7 +333,10 @@ class Acquire(Operation[Lease | None]):
 
     def _late(self, clock: Clock) -> bool:
         """Whether there is no time for another try."""
-        return self.until is not None and clock() >= self.until - LAST_TRY_SECONDS
+        return self._is_late(clock())
+
+    def _is_late(self, now: float) -> bool:
+        return self.until is not None and now >= self.until - LAST_TRY_SECONDS
 
     def granted(self, answer: object) -> Lease | None:
         """The lease that the answer to the first try grants; None: it says anything else."""
@@ -370,12 +384,6 @@ def queue_of(waiter: Waiter) -> LocalQueue:
     queue = waiter.queue
     assert queue is not None, "it was enqueued"
     return queue
-
-
-def is_enter_reply(reply: object) -> bool:
-    if type(reply) is not list or not reply or len(reply) != (4 if reply[0] == 0 else 3):
-        return False
-    return all(type(each) is int for each in reply)
 
 
 def _is_fenced_reply(reply: object) -> bool:

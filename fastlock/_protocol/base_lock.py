@@ -20,25 +20,27 @@ from fastlock._errors import (
     LockNotOwnedError,
     ResponseError,
 )
-from fastlock._protocol import arguments, describe, extension
+from fastlock._protocol import arguments, describe, extension, keeping
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
-from fastlock._protocol.commands import made_here
-from fastlock._protocol.lease import ENDED, Lease, is_inherited, new_token, now
-from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute, Waiter
+from fastlock._protocol.commands import KEPT_PREFIX, PLAIN_PREFIX, made_here
+from fastlock._protocol.lease import ENDED, ID_DIGITS, Lease, is_inherited, new_token, now
+from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
 from fastlock._protocol.losses import LOG, abbreviated, warn_of_loss
-from fastlock._protocol.release import Release
+from fastlock._protocol.release import HandOver, PlainRelease, Release
 from fastlock._protocol.renewal import RenewalSettings
-from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Answer, Clock, Steps
 from fastlock._protocol.undo import UnconfirmedRelease, Undo
+from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import by_handler
 
 DEFAULT_TIMEOUT = 10.0  # seconds of a lease; LEASE_SECONDS if it is renewed
 DEFAULT_SLEEP = 0.1  # seconds between two tries of a name that is held, where it is polled
 MAX_LEASES = 64  # leases that one lock keeps: beyond, ended ones are forgotten, whose owners never released them
 _MAX_LEASES: int = MAX_LEASES  # typed, where this is compiled
+_KEPT: int = KEPT_PREFIX[1]
 _LOCAL: int = ReleaseRoute.LOCAL
+_PROCESS = slice(len(PLAIN_PREFIX), len(PLAIN_PREFIX) + ID_DIGITS)  # of a token: the id of the process that made it
 _NOT_HELD: int = ReleaseRoute.NOT_HELD
 
 NOT_HELD = {"release": "not owned or already unlocked", "extend": "unlocked", "reacquire": "unlocked"}
@@ -64,12 +66,14 @@ class BaseLock:
         renewal: RenewalSettings | None = None,
         confirm_release: bool = True,
         on_lost: Callable[[Lease], object] | None = None,
+        keep: float | None = None,
     ) -> None:
         self._client = client  # kept alive: a client that nobody refers to closes its connections
         self._transport = client._transport
         self._encoding = encoding
         self._renewal = renewal  # how its leases are renewed; None: they are not
         self._owners: Any = None  # of a reentrant lock: what all such locks of the client on this name share
+        self._keep_given, self._keep_ms = keep, 0  # for how long its leases are kept; None and 0: they are not
         self.name = name
         self.timeout = timeout
         self._key = as_name(name, encoding)
@@ -85,6 +89,8 @@ class BaseLock:
         self.queue = queue
         self.confirm_release = confirm_release
         self._on_lost = on_lost  # of a release that is not waited for
+        if keep is not None:
+            self._keep_ms = keeping.checked_ms(keep, timeout, fence, fair, queue, renewal is not None)
         if sleep is not DEFAULT_SLEEP:
             as_wait(sleep, "sleep")
         if blocking_timeout is not None:
@@ -92,6 +98,11 @@ class BaseLock:
             self._check_both(blocking)
         if fair and not queue:
             raise ValueError("fair=True is an order in the queue, which queue=False stays out of: give one of them")
+
+    @property
+    def keep(self) -> float | None:
+        """For how many seconds its leases are kept after their release; None: they are not."""
+        return self._keep_given
 
     def _check_both(self, blocking: bool) -> None:
         """Refuse a blocking_timeout together with blocking=False, by ValueError: they contradict each other."""
@@ -124,20 +135,39 @@ class BaseLock:
             self._transport.renew(lease, self._ms, self._renewal, owner)
         if len(self._leases) > _MAX_LEASES:
             for other, kept in list(self._leases.items()):
-                if kept is not lease and not kept._time_left():
+                if kept is not lease and kept._confirmation is None and not kept._time_left():
                     self._leases.pop(other, None)
 
-    def _granted(self, owner: object, token: bytes, sent: float, time: float, stats: Stats) -> Lease | None:
+    def _granted(self, owner: object, token: bytes, sent: float, time: float, queues: LocalQueues) -> Lease | None:
         """Keep and count the lease that the server's plain answer to an acquire grants. None: the lease ended before
         the answer came."""
-        deadline = sent + self._ms / 1000 if self._ms else math.inf
+        queues.note_reply(time - sent)
+        kept, ms = token[1] == _KEPT, self._lease_ms(token)
+        deadline = sent + ms / 1000 if ms else math.inf
         if time >= deadline:
             return None
         lease = Lease(self.name, self._key, token, deadline)
         lease._since = sent
-        stats.acquires += 1
+        queues.stats.acquires += 1
         self._keep(owner, lease)
+        if kept:
+            queues.note_keepable(lease, sent, sent + self._keep_ms / 1000)
         return lease
+
+    def _fresh_token(self) -> bytes:
+        """A token for an acquire that is sent now: one that can be recalled, if the lease may be kept."""
+        token = new_token()
+        if not self._keep_ms:
+            return token
+        queues = self._transport.queues
+        if self._key in queues.expected:  # it was recalled of late
+            queues.expect(self._key, False)
+            return token
+        return keeping.kept_token(token) if queues.hears_recalls else token
+
+    def _lease_ms(self, token: bytes) -> int:
+        """How many milliseconds a lease by this token is to last."""
+        return self._ms + self._keep_ms if token[1] == _KEPT else self._ms
 
     def _handed_over(self, owner: object, waiter: Waiter, time: float, queues: LocalQueues) -> Lease | None:
         """Keep and count the lease that a waiter has got. None: it has none, or one that ended before the caller ran,
@@ -151,9 +181,29 @@ class BaseLock:
         return lease
 
     def _reenter(self) -> Lease | None:
-        """Acquire a reentrant lock once more, if the caller holds it; None: it does not. Raises LockNotOwnedError: its
-        lease has ended. LockError: the lease has no fence, and this lock wants one."""
-        raise NotImplementedError
+        """Acquire without asking the server, if that is possible: here a name whose lease the client keeps, of a
+        reentrant lock that which the caller holds. None: it is not. Raises LockNotOwnedError: the caller's lease has
+        ended. LockError: it has no fence, and this lock wants one."""
+        kept: Lease | None = self._take_kept(self._owner(), now())
+        return kept
+
+    def _take_kept(self, owner: object, time: float) -> Lease | None:
+        """Take the lease of the name, if the client keeps it. None: it does not."""
+        before = self._leases.get(owner)
+        queues = self._transport.queues
+        if self.fence or self.fair:  # set since it was made
+            return None
+        try:
+            least, most = self._ms, self._ms + self._keep_ms
+            lease: Lease | None = queues.take_kept(self._key, self.name, least, most, self._leases, owner, time)
+        except BaseException as error:  # a signal handler's: nobody knows of the lease yet
+            taken = self._leases.get(owner)
+            if taken is not None and taken is not before:
+                self._transport.finish_release(self, owner, taken, None, error)
+            raise
+        if lease is None:
+            self._transport.prepare_to_keep(self._key)
+        return lease
 
     def _entered_before(self) -> Lease | None:
         """The lease of a caller that is to enter again; errors are those of `_reenter`."""
@@ -166,6 +216,7 @@ class BaseLock:
             return None
         if self._transport.closed:
             raise ClientClosedError("this client is closed")
+        lease._read_confirmation()
         if not lease._time_left():
             raise self._lost("acquire")
         if self.fence and lease._fence is None:
@@ -185,7 +236,7 @@ class BaseLock:
         """Note that the owner's lease has ended: the server released it, or the next waiter has it."""
         if self._leases.get(owner) is lease:
             self._leases.pop(owner, None)
-        lease._deadline = ENDED
+        lease._deadline, lease._confirmation = ENDED, None
         if lease._renewal is not None:
             lease._renewal.end()
 
@@ -200,21 +251,34 @@ class BaseLock:
             raise self._lost("release")
         return False
 
-    def _waits_locally(self, answer: object, token: object, queued: dict[bytes, Any]) -> Waiter | None:
+    def _waits_locally(self, answer: object, token: Any, queued: dict[bytes, Any]) -> Waiter | None:
         """A waiter, if the caller is to wait in the local queue: because others of its client wait for the name (it is
-        among the `queued`), or because the server answered that somebody holds it. None: the caller may not wait, or
-        has to take the slow path."""
-        if not self.blocking or self.fair or not self.queue:
+        among the `queued`), other clients wanted it of late, the lock is fair, or the server answered that somebody
+        holds it. None: the caller may not wait, or has to take the slow path."""
+        if not self.blocking or not self.queue:
             return None
         if self.blocking_timeout is not None and not self.blocking_timeout:
             return None
-        if self._key in queued if answer is None else type(answer) is bytes and answer != token:
-            return Waiter(self.name, self._key, self._ms, self.fence, None, self.sleep)
-        return None
+        if answer is None:
+            if not (self.fair or self._key in queued or self._key in self._transport.expected_keys):
+                return None
+        elif type(answer) is not bytes or answer == token:
+            return None
+        elif answer[_PROCESS] != token[_PROCESS]:
+            self._transport.queues.expect(self._key, True)
+        entry = new_token() if self.fair else None
+        waiter = Waiter(self.name, self._key, self._ms, self.fence, entry, self.sleep)
+        waiter.believes, waiter.keep_ms = self._believes(), self._keep_ms
+        return waiter
+
+    def _believes(self) -> bool:
+        """Whether a waiter believes a message of its grant: not where its lease is renewed, whose loss is told."""
+        return self._renewal is None
 
     def _needs_slow_path(self) -> bool:
         """Whether an acquire takes a script, or has no time to wait."""
-        if self.fence or self.fair:
+        queues = self._transport.queues
+        if self.fence or self._key in queues.kept:  # to be released before
             return True
         return self.blocking_timeout is not None and not (self.blocking and self.blocking_timeout)
 
@@ -296,6 +360,7 @@ class BaseLock:
             if action == "release":
                 self._drop_lease(lease)
             raise self._lost(action)
+        lease._read_confirmation()
         return lease
 
     @property
@@ -382,13 +447,15 @@ class LockAcquire(Acquire):
         self.lock = lock
         self.required = required
         Acquire.__init__(self, lock.name, lock._key, token, lock._ms, lock.fence)
-        self.alone = lock.fair
+        self.alone, self.believes = lock.fair, lock._believes()
 
     def forget(self) -> None:
         """Keep no lease for a caller that was interrupted before it knew of it."""
         lease = self.lock.lease
         if lease is not None and lease._raw_token == self.token:
             self.lock._drop_lease(lease)
+        if self.lock._keep_ms:
+            self.lock._transport.queues.forget_kept(self.key, self.token)
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
         self.forget()
@@ -469,22 +536,25 @@ class LockRelease(Release):
             lease._beside = True
             return None
         lease._posted = True  # no call since the check: of two threads that release it one waits
-        return UnconfirmedRelease(lease, lock._on_lost, clock, told, lease._deadline)
+        return UnconfirmedRelease(lease, lock._on_lost, clock, told, lease._latest_end())
 
     def posted(self) -> Literal[True]:
         self.lock._drop_lease(self.lease)
-        self.lease._deadline = ENDED
+        self.lease._deadline, self.lease._confirmation = ENDED, None
         return True
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
+        lock, queues, deletes = self.lock, self.lock._transport.queues, type(self.request) is PlainRelease
         was_mine = yield from super().continue_from(answer, clock)
-        lock = self.lock
+        found = deletes and type(self.request) is HandOver and was_mine and not self.lease._release_unknown
+        if found and queues.far():  # somebody waits: the next acquire joins, and its release is a script at once
+            queues.expect(lock._key, True)
         # Released by somebody else meanwhile, or reported as lost before
         known = self.lease._deadline == ENDED or self.lease._posted or self.lease._loss_reported()
         if not (was_mine or known):
             self.lease._found_lost()
         lock._drop_lease(self.lease)
-        self.lease._deadline = ENDED
+        self.lease._deadline, self.lease._confirmation = ENDED, None
         lock._transport.stats.recovered += was_mine and self.lease._release_unknown
         if not was_mine:
             raise lock._lost("release", found=not known)

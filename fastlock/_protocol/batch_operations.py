@@ -5,18 +5,17 @@ Never here: sockets, asyncio, threads, sleep.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from fastlock import _errors as errors
 from fastlock._protocol import batch, commands, describe
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.commands import Opcode
-from fastlock._protocol.handshake import Session
 from fastlock._protocol.lease import ENDED, Lease
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
 from fastlock._protocol.release import Release, is_int
-from fastlock._protocol.retry import RetryState, execute, get_session, resolve, with_undo
+from fastlock._protocol.retry import RetryState, execute, resolve, with_undo
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import (
     Clock,
@@ -29,8 +28,6 @@ from fastlock._protocol.steps import (
     lease_end,
 )
 from fastlock._protocol.undo import Undo
-
-RELEASE_CHUNK = 100  # names released by one script: the server does nothing else meanwhile (35 us)
 
 
 class PlainAcquires(CommandBatch):
@@ -74,12 +71,14 @@ class AcquireMany(Operation[list[Lease | None]]):
 
     def _each(self, answers: object, clock: Clock) -> Steps[list[Lease | None]]:
         """From the answers to leases. A name whose answer does not say all is asked for again, on its own."""
-        request = self.request
-        if type(answers) is not list:
-            answers = yield from resolve(request, answers, RetryState(clock))
-        assert type(answers) is list, "as `resolve` returns it, where there is no deadline"
-        end = lease_end(request.sent, self.ms)
-        leases, odd = batch.granted(self.names, self.keys, self.token, self.request.sent, end, answers)
+        request, retry = self.request, RetryState(clock)
+        while (failure := _failure(request, answers)) is not None:
+            answers = yield from resolve(request, failure, retry)
+        assert type(answers) is list, "else it has failed"
+        end, replies = lease_end(request.sent, self.ms), request.replies(answers)
+        leases, odd = batch.granted(self.names, self.keys, self.token, request.sent, end, replies)
+        if odd and request.in_scripts:  # a name fails the others of its script
+            odd = yield from self._singly(leases, odd, clock)
         for i in odd:
             one = Acquire(self.names[i], self.keys[i], self.token, self.ms)
             try:
@@ -92,6 +91,34 @@ class AcquireMany(Operation[list[Lease | None]]):
             finally:
                 request.stale += one.request.stale  # sessions to be ended before an undo is sent
         return leases
+
+    def _singly(self, leases: list[Lease | None], odd: list[int], clock: Clock) -> Steps[list[int]]:
+        """Ask for these names by a command each, in one flush. Returns those of which the answer does not say all."""
+        request = PlainAcquires(self.request.opcode, [self.keys[i] for i in odd], [self.token] * len(odd), self.ms)
+        request.singly = True
+        try:
+            answers = yield from resolve(request, (yield request), RetryState(clock))
+        finally:
+            self.request.stale += request.stale
+        names, end = [self.names[i] for i in odd], lease_end(request.sent, self.ms)
+        found, still = batch.granted(names, request.names, self.token, request.sent, end, answers)
+        for i, lease in zip(odd, found, strict=True):
+            leases[i] = lease
+        return [odd[i] for i in still]
+
+
+def _failure(request: CommandBatch, answers: object) -> object:
+    """What is to be resolved before there is a reply for each name: what was answered instead, or that the server has
+    forgotten a script; None: nothing."""
+    if type(answers) is not list:
+        return ("odd", answers) if answers is None else answers
+    parts = answers if request.in_scripts else ()
+    return next(filter(_forgotten, parts), None)
+
+
+def _forgotten(reply: object) -> bool:
+    """Whether the server has forgotten the script."""
+    return isinstance(reply, Exception) and errors.text_of(reply).startswith("NOSCRIPT")
 
 
 def _again(one: Acquire, clock: Clock) -> Steps[Lease | None]:
@@ -124,16 +151,13 @@ def release_many(
     try:
         for i in rest if queues.by_key else ():
             released[i] = queues.release(leases[i], clock()) == ReleaseRoute.LOCAL
-        session = None
-        if not (granted_in_scripts_of or all(released)):
-            session = yield from get_session(clock, allowed_after_close=True)
         # A lease that has ended by now was handed over, or another thread released it: its token may be the next
         # holder's already
         sent = batch.unended(leases, rest)
         for i in rest if len(sent) < len(rest) else ():
             released[i] = released[i] or None
         if sent:
-            yield from _release_leases(leases, sent, released, _Releases(session, granted_in_scripts_of), clock)
+            yield from _release_leases(leases, sent, released, granted_in_scripts_of, clock)
     except BaseException:
         batch.unreported(leases, released)
         raise
@@ -159,46 +183,51 @@ class InterruptedRelease:
         return [undo for lease in left for undo in Release(lease).abandon(queues, clock)]
 
 
-class _Releases:
-    """How the leases of a batch are released: by the commands of a session's server, or by scripts."""
+class ReleaseBatch(CommandBatch):
+    """Request: release each of several names; granted: and grant it to whoever waits for it, by scripts of so many."""
 
-    def __init__(self, session: Session | None, granted_in_scripts_of: int) -> None:
-        self.native = session is not None and session.capabilities & {commands.DELIFEQ, commands.DELEX}
-        self.size = granted_in_scripts_of or RELEASE_CHUNK
-        self.call = commands.release_all if granted_in_scripts_of else commands.release_many
+    allowed_after_close = True
 
-    def request(self, names: list[bytes], tokens: list[bytes]) -> Request:
-        if self.native:
-            return CommandBatch(Opcode.RELEASE, names, tokens)
-        at = range(0, len(names), self.size)  # one script for many names costs the server a quarter
-        return RawCommands([self.call(names[i : i + self.size], tokens[i : i + self.size]) for i in at])
+    def __init__(self, leases: list[Lease], granted_in_scripts_of: int) -> None:
+        super().__init__(Opcode.RELEASE, *batch.keys_and_tokens(leases))
+        self.granted = granted_in_scripts_of > 0
+        self.size = granted_in_scripts_of or self.size
 
-    def flat(self, answers: object, count: int) -> list[Any]:
-        """One answer for each of `count` names, in order; None where it is not known."""
-        if self.native or type(answers) is not list:
-            return answers if type(answers) is list and len(answers) == count else [None] * count
-        flat: list[Any] = []
-        for part in answers:
-            size = min(self.size, count - len(flat))
-            flat += part if type(part) is list and len(part) == size else [None] * size
-        return flat if len(flat) == count else [None] * count
+    def script(self, capabilities: frozenset[str]) -> Callable[[list[bytes], list[bytes]], commands.RawCommand] | None:
+        return commands.release_all if self.granted else super().script(capabilities)
 
 
 def _release_leases(
-    given: list[Lease], at: list[int], released: list[Any], how: _Releases, clock: Clock
+    given: list[Lease], at: list[int], released: list[Any], granted_in_scripts_of: int, clock: Clock
 ) -> Steps[None]:
     """Release the leases at these indexes, and note in `released` which were the caller's."""
-    leases = given if len(at) == len(given) else [given[i] for i in at]
-    answers = yield from _send_releases(how.request(*batch.keys_and_tokens(leases)), leases)
-    odd = batch.ended(leases, how.flat(answers, len(leases)), at, released)
+    request = ReleaseBatch([given[i] for i in at] if len(at) < len(given) else given, granted_in_scripts_of)
+    replies = yield from _send_batch(request, given, at)
+    # One of a script's names fails the others
+    refused = [
+        i for i, reply in zip(at, replies, strict=True) if isinstance(reply, Exception) and not _forgotten(reply)
+    ]
+    if request.in_scripts and not request.granted and refused:
+        singly = ReleaseBatch([given[i] for i in refused], 0)
+        singly.singly = True
+        found = dict(zip(refused, (yield from _send_batch(singly, given, refused)), strict=True))
+        replies = [found.get(i, reply) for i, reply in zip(at, replies, strict=True)]
+    odd = batch.ended([given[i] for i in at] if len(at) < len(given) else given, replies, at, released)
     if odd:
-        yield from _hand_over([given[i] for i in odd], odd, released, clock)
+        yield from _hand_over([given[i] for i in odd], odd, released, any(map(_forgotten, replies)), clock)
+
+
+def _send_batch(request: ReleaseBatch, given: list[Lease], at: list[int]) -> Steps[list[Any]]:
+    """Send the release of the leases at these indexes; returns a reply for each, None where it is not known."""
+    answers = yield from _send_releases(request, [given[i] for i in at] if len(at) < len(given) else given)
+    replies = request.replies(answers) if type(answers) is list else []
+    return replies if len(replies) == len(at) else [None] * len(at)
 
 
 def _send_releases(request: Request, leases: list[Lease]) -> Steps[Any]:
     """Send releases; returns the server's answers. If they are lost, each lease is noted as perhaps released: a
     repeated release may find its key gone."""
-    request.allowed_after_close = outcome_unknown = True
+    outcome_unknown = True
     try:
         answers = yield request
         outcome_unknown = type(answers) is ConnectionLost and answers.sent
@@ -209,11 +238,15 @@ def _send_releases(request: Request, leases: list[Lease]) -> Steps[Any]:
     return answers
 
 
-def _hand_over(leases: list[Lease], at: list[int], released: list[Any], clock: Clock) -> Steps[None]:
+def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotten: bool, clock: Clock) -> Steps[None]:
     """Release by the hand-over script the leases of a batch that somebody waits for, or that are not the caller's any
-    more, which the script tells apart."""
-    request = RawCommands([commands.hand_over(lease._key, lease._raw_token) for lease in leases])
+    more, which the script tells apart. forgotten: by the server, so that the script is loaded first."""
+    loads = commands.HAND_OVER_LUA.loads if forgotten else []
+    request = RawCommands([*loads, *(commands.hand_over(lease._key, lease._raw_token) for lease in leases)])
+    request.allowed_after_close = True
     answers = yield from _send_releases(request, leases)
+    if type(answers) is list:
+        answers = answers[len(loads) :]
     whole = type(answers) is list and len(answers) == len(leases)
     for lease, i, answer in zip(leases, at, answers if whole else [None] * len(leases), strict=True):
         known = lease._deadline == ENDED

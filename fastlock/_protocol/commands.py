@@ -47,24 +47,27 @@ SCRIPTED: dict[int, Opcode] = {
 
 # Capabilities, as `Client.server_info()` shows them.
 SET_NX_GET = "set-nx-get"  # SET ... NX GET: Redis 7.0, every Valkey
+CLUSTERED = "cluster"  # it is a node of a cluster
 DELIFEQ = "delifeq"  # DELIFEQ key value: Valkey 9.0
 DELEX = "delex"  # DELEX key IFEQ value: Redis 8.4, Valkey 9.2
 SET_IFEQ = "set-ifeq"  # SET ... IFEQ value: came before DELIFEQ (Valkey 8.1) and with DELEX (Redis 8.4)
 
-# Of our tokens: their length, how they begin, and how they begin once somebody waits
-TOKEN_SIZE, PLAIN_PREFIX, CONTENDED_PREFIX = 35, b"fl:", b"fl+"
-CHANNEL_SIZE, ADDRESS_SIZE = 41, 45  # bytes of a channel's name, and of an address in the queue
+# Of our tokens: their length; how they begin; and how those begin of leases that their client may keep
+TOKEN_SIZE, PLAIN_PREFIX, KEPT_PREFIX = 35, b"fl:", b"fk:"
+KEEP_CHANNEL = b"fastlock:keep:"  # and the id of a process: where it is told that somebody waits for what it keeps
+CHANNEL_SIZE, ADDRESS_SIZE = 41, 46  # bytes of a channel's name, and of an address in the queue
 # Of tokens of locks that several may hold: their mode, which stands behind a plain token and `|`
 READER, WRITER, SEMAPHORE = b"r", b"w", b"s"
 _SHARED_MARKS = (b"|r", b"|w", b"|s")
 QUEUE_KEPT_MS = 10_000  # the server keeps a queue so long after its last use: its waiters enter far more often
 # A fence counter outlives the last use of its name by an hour: by then the server's clock is past whatever it held.
 FENCE_KEPT_MS = 3_600_000
+LOOK, JOIN, CONFIRM = range(3)  # what an entry does
 
 
 def made_here(token: bytes) -> bool:
     """Whether a token was made here, and not given by a caller."""
-    return len(token) == TOKEN_SIZE and token.startswith(PLAIN_PREFIX)
+    return len(token) == TOKEN_SIZE and token[:3] in (PLAIN_PREFIX, KEPT_PREFIX)
 
 
 SCRIPTS: list[Script] = []
@@ -100,8 +103,16 @@ class Script:
     def load(self) -> tuple[bytes, ...]:
         return (b"SCRIPT", b"LOAD", self.text)
 
+    @property
+    def loads(self) -> list[tuple[bytes, ...]]:
+        """What loads the script; and first, if it may grant a name, the one that confirms that. The holder does not
+        wait for the confirmation, so that must not be refused as the server has forgotten it."""
+        grants = b"local function grant(" in self.text and self is not ENTER_LUA
+        return [ENTER_LUA.load, self.load] if grants else [self.load]
+
 
 ACQUIRE_LUA = Script("acquire")
+ACQUIRE_MANY_LUA = Script("acquire_many")
 FENCED_LUA = Script("acquire_fenced")
 RELEASE_LUA = Script("release")
 RELEASE_MANY_LUA = Script("release_many")
@@ -154,7 +165,7 @@ def scripts_to_load(capabilities: frozenset[str]) -> list[Script]:
     """The scripts that a connection with these capabilities will need at once, to be loaded by its handshake."""
     scripts = []
     if SET_NX_GET not in capabilities:
-        scripts.append(ACQUIRE_LUA)
+        scripts += [ACQUIRE_LUA, ACQUIRE_MANY_LUA]
     if not capabilities & {DELIFEQ, DELEX}:
         scripts += [RELEASE_LUA, RELEASE_MANY_LUA]
     if SET_IFEQ not in capabilities:
@@ -184,9 +195,33 @@ def script_of(call: tuple[bytes, ...]) -> Script:
     return next(script for script in SCRIPTS if script.sha == call[1])
 
 
+def batch_script(
+    opcode: int, ms: int, capabilities: frozenset[str]
+) -> Callable[[list[bytes], list[bytes]], RawCommand] | None:
+    """What makes the call of the script that does for many names what `opcode` does for one; None: the server needs no
+    script for that, and executes a command each as fast."""
+    if opcode == Opcode.RELEASE:
+        return release_many if release_script(capabilities) else None
+    if opcode in (Opcode.ACQUIRE, Opcode.ACQUIRE_ENDLESS) and not capabilities & {SET_NX_GET, CLUSTERED}:
+        return lambda names, tokens: acquire_many(names, tokens[0], ms)
+    return None
+
+
+def release_script(capabilities: frozenset[str]) -> bytes | None:
+    """The SHA1 of the script that releases many locks; None: the server needs none for that, or is a node of a cluster,
+    where all names of a script have to be in one slot."""
+    return None if capabilities & {DELIFEQ, DELEX, CLUSTERED} else RELEASE_MANY_LUA.sha
+
+
+def acquire_many(names: list[bytes], token: bytes, ms: int) -> tuple[bytes, ...]:
+    """The call that acquires several locks in one script, each that is free."""
+    return (b"EVALSHA", ACQUIRE_MANY_LUA.sha, b"%d" % len(names), *names, token, b"%d" % ms)
+
+
 def release_many(names: list[bytes], tokens: list[bytes]) -> tuple[bytes, ...]:
-    """The call that releases several locks in one script."""
-    return (b"EVALSHA", RELEASE_MANY_LUA.sha, b"%d" % len(names), *names, *tokens)
+    """The call that releases several locks in one script, to which a token that is that of all is sent once."""
+    given = tokens[:1] if tokens.count(tokens[0]) == len(tokens) else tokens
+    return (b"EVALSHA", RELEASE_MANY_LUA.sha, b"%d" % len(names), *names, *given)
 
 
 def acquire_all(names: list[bytes], tokens: list[bytes], ms: int, partly: bool) -> tuple[bytes, ...]:
@@ -205,20 +240,25 @@ def renew_many(names: list[bytes], tokens: list[bytes], ms: list[int]) -> tuple[
     return (b"EVALSHA", RENEW_MANY_LUA.sha, b"%d" % len(names), *names, *tokens, *(b"%d" % each for each in ms))
 
 
-def enter(
-    name: bytes, address: bytes, fenced: bool, joins: bool, entry: bytes | int = TOKEN, ms: bytes | int = MS
-) -> Any:
-    """The call that acquires a contended lock or `joins` its queue, by an entry with that address; or else that looks
-    what became of an entry. Its template, if `entry` and `ms` are not given."""
+def enter(name: bytes, address: bytes, fenced: bool, how: int, entry: bytes | int = TOKEN, ms: bytes | int = MS) -> Any:
+    """The call that acquires a contended lock or joins its queue (how: JOIN), by an entry with that address; looks what
+    became of an entry (LOOK); or confirms a grant (CONFIRM). Its template, if `entry` and `ms` are not given."""
     keys = (name, queue_key(name), fence_key(name)) if fenced else (name, queue_key(name))
     kept = b"%d" % QUEUE_KEPT_MS, b"%d" % FENCE_KEPT_MS
-    return (b"EVALSHA", ENTER_LUA.sha, b"%d" % len(keys), *keys, entry, address, ms, *kept, b"%d" % joins)
+    return (b"EVALSHA", ENTER_LUA.sha, b"%d" % len(keys), *keys, entry, address, ms, *kept, b"%d" % how)
 
 
-def address(channel: bytes, moment: float) -> bytes:
-    """Where a waiter is told of its grant, and for how many seconds that is valid before it is confirmed: what stands
-    before its entry in the server's queue."""
-    return b"%b%04d" % (channel, round(moment * 1000))
+def is_enter_reply(reply: object) -> bool:
+    """Whether this is a reply to a join or a look."""
+    if type(reply) is not list or not reply or len(reply) != (4 if reply[0] == 0 else 3):
+        return False
+    return all(type(each) is int for each in reply)
+
+
+def address(channel: bytes, moment: float, fenced: bool = False) -> bytes:
+    """Where a waiter is told of its grant, for how many seconds that is valid before it is confirmed, and whether it
+    wants a fence: what stands before its entry in the server's queue."""
+    return b"%b%04d%b" % (channel, round(moment * 1000), b"f" if fenced else b"-")
 
 
 def split(member: bytes) -> tuple[bytes, bytes]:
@@ -308,16 +348,17 @@ def undo_commands(
     names: list[bytes], tokens: list[bytes], capabilities: frozenset[str], again: bool
 ) -> list[RawCommand]:
     """The calls that release each name: the hand-over script, which not every user may run, and a plain delete, should
-    the script be refused. In this order, as a token that was just granted is not contended, even if others wait behind
-    it. `again`: the scripts are loaded first, and the delete is sent for the plain and for the contended token."""
-    needed = [HAND_OVER_LUA, RELEASE_LUA, *[SHARED_RELEASE_LUA] * any(map(is_shared, tokens))] if again else []
+    the script be refused. `again`: the scripts are loaded first, and the delete is sent for the plain and for the
+    contended token."""
+    needed = [RELEASE_LUA, *[SHARED_RELEASE_LUA] * any(map(is_shared, tokens))] if again else []
     calls: list[RawCommand] = [script.load for script in needed]
+    calls += HAND_OVER_LUA.loads if again else []
     for name, token in zip(names, tokens, strict=True):
         calls.append(hand_over(name, token))
         if is_shared(token):  # nothing else can release it
             calls += calls[-1:] * (2 if again else 1)
             continue
-        for form in (token, CONTENDED_PREFIX + token[3:]) if again else (token,):
+        for form in (token, as_contended(token) if made_here(token) else token) if again else (token,):
             native = (b"DELIFEQ", name, form), (b"EVALSHA", RELEASE_LUA.sha, b"1", name, form)
             calls.append(native[DELIFEQ not in capabilities])
     return calls
@@ -381,9 +422,18 @@ def beside(prefix: bytes, name: bytes) -> bytes:
 
 def token_matches(held: bytes | None, token: bytes) -> bool:
     """Whether a key's value `held` is this token, plain or contended."""
-    return held == token or (
-        held is not None and held[:3] == CONTENDED_PREFIX and held[3:] == token[3:] and can_be_contended(token)
-    )
+    return held == token or (held is not None and can_be_contended(token) and held == as_contended(token))
+
+
+def as_contended(token: bytes) -> bytes:
+    """What a token becomes once somebody waits."""
+    return token[:2] + b"+" + token[3:]
+
+
+def as_plain(token: bytes) -> bytes | None:
+    """The token that a key's value is, plain or contended; None: it is none of a plain lock of ours."""
+    plain = token[:2] + b":" + token[3:]
+    return plain if can_be_contended(plain) and token_matches(token, plain) else None
 
 
 def is_shared(token: bytes) -> bool:
@@ -410,12 +460,12 @@ def permits_of(token: bytes) -> tuple[int, int]:
 
 def can_be_contended(token: bytes) -> bool:
     """Whether waiters can mark the token as contended, so that its holder learns of them: whether it is one of ours."""
-    return len(token) == TOKEN_SIZE and token[:3] == PLAIN_PREFIX
+    return made_here(token)
 
 
 def capabilities(hello: dict[bytes, Any], commands: object) -> frozenset[str]:
     """What a server can do, from its reply to HELLO and to COMMAND INFO DELIFEQ DELEX (which may be an error)."""
-    found = set()
+    found = {CLUSTERED} if hello.get(b"mode") == b"cluster" else set()
     if hello.get(b"server") != b"redis" or version(hello) >= (7, 0):
         found.add(SET_NX_GET)
     if isinstance(commands, list):

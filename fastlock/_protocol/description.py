@@ -23,7 +23,7 @@ from fastlock._protocol.steps import Clock, LongReply, Steps
 LOCK, RW_LOCK, SEMAPHORE, NO_LOCK = "lock", "rw_lock", "semaphore", "other"
 _KINDS = {PLAIN: LOCK, KINDS[commands.READER]: RW_LOCK, KINDS[commands.SEMAPHORE]: SEMAPHORE, OTHER: NO_LOCK}
 _MODES = {b"r": "read", b"w": "write"}
-_TOKEN = re.compile(rb"fl[:+]([0-9a-f]{%d})[0-9a-f]{%d}(?:\|([rw]|s(\d+)/(\d+)))?" % (ID_DIGITS, ID_DIGITS))
+_TOKEN = re.compile(rb"f[lk][:+]([0-9a-f]{%d})[0-9a-f]{%d}(?:\|([rw]|s(\d+)/(\d+)))?" % (ID_DIGITS, ID_DIGITS))
 _CHANNEL = re.compile(rb"fastlock:([0-9a-f]{%d})" % ID_DIGITS)
 
 
@@ -35,7 +35,8 @@ class Holder:
     now. owner: the name of the thread or task; since: when it acquired the name, in seconds since 1970; depth: how
     often (all three are known in its own process only). left: seconds until its lease ends, None: it has no end. mode:
     "read" or "write", of a read-write lock. permits: how many it holds, of a semaphore. mine: whether this process
-    holds it.
+    holds it. kept: whether its client may keep the lease after it was released, so that nobody may be in its body;
+    in its own process `depth` is 0 then.
     """
 
     process: str | None
@@ -49,6 +50,7 @@ class Holder:
     permits: int | None
     depth: int | None
     mine: bool
+    kept: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ def _holder(key: bytes, token: bytes, left: float, known: _Known) -> Holder:
         since=known.since.get(at),
         left=None if left == math.inf else left,
         depth=None if lease is None else lease.depth,
+        kept=token.startswith(commands.KEPT_PREFIX[:2]) and ours is not None,
         **_shared(ours),
         **known.about(None if ours is None else ours[1]),
     )

@@ -56,6 +56,23 @@ class Move:
         self.lease._extensions -= 1
 
 
+class Look(RawCommands):
+    """Request: a look, behind the one that was posted."""
+
+    needs_push = True
+
+
+def confirm(lease: Lease, clock: Clock) -> Steps[None]:
+    """Wait until a believed grant is confirmed, before the end of its lease is moved."""
+    confirmation = lease._confirmation
+    if confirmation is None:
+        return
+    request = Look([confirmation.undo().call])
+    reply = yield from run_script(request, (yield request), commands.is_enter_reply, RetryState(clock))
+    confirmation.answered(reply, request.sent)
+    lease._confirmation = None
+
+
 def shorten(lease: Lease, end: float, time: float) -> None:
     """Let a lease end then, if not before: until the server has replied, the earlier of the two ends holds."""
     if end < lease._deadline:
@@ -151,6 +168,7 @@ def extend(lease: Lease, ms: int, replace: bool, clock: Clock, anew: bool = Fals
     """
     move = Move(lease)
     try:
+        yield from confirm(lease, clock)
         if not anew:
             left = yield from _left(lease, replace, clock)
             if left is None:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fastlock._errors import RedisError
 from fastlock._protocol import commands
 from fastlock._protocol.commands import Script
 from fastlock._protocol.describe import OTHER, PLAIN, Found, kind_of
-from fastlock._protocol.retry import RetryState, run_script
-from fastlock._protocol.steps import Clock, LongReply, Steps
+from fastlock._protocol.lease import ID_DIGITS
+from fastlock._protocol.retry import RetryState, execute, run_script
+from fastlock._protocol.steps import Clock, LongReply, RawCommands, Steps
+from fastlock._stream_errors import by_handler
 
 FIND_LOCKS_LUA = Script("find_locks")
 SHARED_BREAK_LUA = Script("ends", "publish", "shared", "shared_break")
 QUEUE_PREFIX = b"fastlock:queue:"
 BATCH = 1000  # keys that one step looks at: the server does nothing else meanwhile (1.5 ms)
-_PLAIN = re.compile(rb"fl[:+][0-9a-f]{32}")
+_PLAIN = re.compile(rb"f[lk][:+][0-9a-f]{32}")
 
 
 def patterns(match: bytes) -> list[bytes]:
@@ -73,7 +76,21 @@ def break_locks(key: bytes, found: Found, clock: Clock) -> Steps[int]:
         keys = key, commands.queue_key(key), commands.size_key(key)
         request = LongReply([(b"EVALSHA", SHARED_BREAK_LUA.sha, b"3", *keys, *tokens)])
     reply: Any = yield from run_script(request, (yield request), _is_outcome, RetryState(clock))
+    for token in tokens if found.kind == PLAIN else ():
+        yield from _recall(key, token, clock)
     return sum(reply) if isinstance(reply, list) else int(reply)
+
+
+def _recall(key: bytes, token: bytes, clock: Clock) -> Steps[None]:
+    """Tell the client that keeps a lease by this token that it is gone, as an enter tells that somebody waits."""
+    plain = commands.as_plain(token)
+    if plain is not None and plain.startswith(commands.KEPT_PREFIX):
+        channel = commands.KEEP_CHANNEL + plain[len(commands.KEPT_PREFIX) :][:ID_DIGITS]
+        try:
+            yield from execute(RawCommands([(b"PUBLISH", channel, plain + key)]), RetryState(clock))
+        except RedisError as error:  # the lock is broken all the same
+            if by_handler(error):
+                raise
 
 
 def _is_page(reply: object) -> bool:

@@ -15,9 +15,10 @@ cdef class Lease:
     cdef public flag _beside, _posted
     cdef public short _extensions
     cdef public int _extensions_begun, _depth, _reads
-    cdef public object _renewal
+    cdef public object _renewal, _confirmation
     cdef public tuple _stale_sessions
     cdef long _generation
+    cpdef _read_confirmation(self)
     cdef object __weakref__
 
 

@@ -42,13 +42,14 @@ class Lost(Protocol):
 class Lease:
     """What one acquisition owns: the name, the token that proves it, and until when.
 
-    `remaining` and `valid` need no I/O and may be asked often. A lease is not shared with a forked child.
+    `remaining` and `valid` send nothing, wait for nothing, and may be asked often. A lease is not shared with a forked
+    child.
     """
 
     __slots__ = (
         *("_name", "_key", "_raw_token", "_deadline", "_fence", "_contended", "_token_read", "_expiry_unknown"),
         *("_release_unknown", "_stale_sessions", "_extensions", "_extensions_begun", "_releasing", "_unreported"),
-        *("_depth", "_reads", "_since", "_beside", "_posted"),
+        *("_depth", "_reads", "_since", "_beside", "_posted", "_confirmation"),
         *("_generation", "_renewal", "__weakref__"),
     )
 
@@ -73,6 +74,7 @@ class Lease:
         self._depth = 1  # acquires of it that were not released: more than 1 of a reentrant lock
         self._reads = 0  # acquires for reading by its holder, who holds a read-write lock for writing
         self._since = 0.0  # when it was acquired, on the clock `now`; 0: not known
+        self._confirmation: Any = None  # of a grant that is believed, while it is not known
         self._renewal: Any = None  # what renews it, of a lock with auto_renew
 
     @property
@@ -91,20 +93,22 @@ class Lease:
         would have the same token. After the release this is `fl-...` instead of `fl:...` and proves nothing: the next
         holder may have the other."""
         self._token_read = True  # first: a local handover checks this, and then sets the deadline to ENDED
-        if self._deadline == ENDED and self._raw_token.startswith(b"fl:"):
-            return b"fl-" + self._raw_token[3:]
+        if self._deadline == ENDED and self._raw_token[:3] in (b"fl:", b"fk:"):
+            return self._raw_token[:2] + b"-" + self._raw_token[3:]
         return self._raw_token
 
     @property
     def remaining(self) -> float:
         """Seconds until the lease ends: 0.0 once it ended or may have been released, infinite for a lock without
         timeout."""
+        self._read_confirmation()
         return 0.0 if self._release_unknown else self._time_left()
 
     @property
     def valid(self) -> bool:
         """Whether nobody else can have the lock yet, as far as time tells; of a deleted key only the server knows.
         False also once a release was interrupted, or its reply lost: it may have been carried out, or will be."""
+        self._read_confirmation()
         return not self._release_unknown and self._time_left() > 0
 
     @property
@@ -127,13 +131,13 @@ class Lease:
 
     def _end(self) -> None:
         """Note that the lease was released."""
-        self._deadline = ENDED
+        self._deadline, self._confirmation = ENDED, None
         if self._renewal is not None:
             self._renewal.end()
 
     def _found_lost(self) -> None:
         """Note that the name is not the holder's any more, and tell so, if the lease was renewed."""
-        self._deadline = ENDED
+        self._deadline, self._confirmation = ENDED, None
         if self._renewal is not None:
             self._renewal.found_lost()
 
@@ -143,7 +147,22 @@ class Lease:
 
     def _time_left(self) -> float:
         """Seconds until the lease ends by itself."""
-        return 0.0 if is_inherited(self) else max(0.0, self._deadline - now())
+        if is_inherited(self):
+            return 0.0
+        return max(0.0, self._deadline - now())
+
+    def _read_confirmation(self) -> None:
+        """Take the confirmation of a grant that is believed, if it has come."""
+        if self._confirmation is not None:
+            self._confirmation.read()
+
+    def _latest_end(self) -> float:
+        """When the lease ends, if a confirmation has set that of which nothing is known yet."""
+        confirmation = self._confirmation
+        if confirmation is None or not confirmation.sent:
+            return self._deadline
+        end: float = confirmation.end_from(confirmation.sent)
+        return max(self._deadline, end)
 
     @property
     def inherited(self) -> bool:
@@ -159,11 +178,12 @@ class Lease:
     def _note_unknown_release(self, started: float) -> None:
         """Note that a release was sent at `started` and its reply lost: a key that is found missing then counts as
         deleted by it, unless the lease had ended before."""
-        self._release_unknown = self._release_unknown or self._expiry_unknown or started < self._deadline
+        self._release_unknown = self._release_unknown or self._expiry_unknown or started < self._latest_end()
 
     def __getstate__(self) -> tuple[Any, ...]:
         """The state of a copy or pickle, which is valid as long as the lease is, wherever it is read."""
         self._token_read = True
+        self._read_confirmation()
         values = (self._name, self._key, self._raw_token, self._deadline, self._fence, self._contended)
         state = (self._release_unknown, self._expiry_unknown, self._stale_sessions, is_inherited(self))
         return (*values, *state, boot_id(), time.time() + self._time_left())
@@ -175,7 +195,7 @@ class Lease:
         self._token_read, self._unreported, self._releasing = True, False, False
         self._beside = self._posted = False
         self._extensions, self._extensions_begun, self._renewal = 0, 0, None
-        self._depth, self._reads, self._since = 1, 0, 0.0
+        self._depth, self._reads, self._since, self._confirmation = 1, 0, 0.0, None
         if math.isfinite(self._deadline):
             self._came_from(booted, end)
 

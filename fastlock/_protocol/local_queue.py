@@ -1,11 +1,10 @@
 """The local queues: who waits in this process for a name, who of them is first, to whom a lease is handed over.
 
 The first waiter of a queue has an entry in the server's queue. It joins that once, and then looks what became of the
-entry: when a message says that something has changed, when the holder's lease ends, and in any case once a moment where
-few are ahead, else every second. A message is a hint that is never believed, so one that is lost costs no more. The
-other waiters sleep behind the first. A lease that the first was
-granted circulates among them without a command, for a while; before it goes back to the server for other clients, the
-first of those who came later joins the server's queue. All methods are called with the mutex held, but for those of
+entry: when the holder's lease ends, and in any case once a moment where few are ahead, else every second. A message of
+a grant is believed for a moment (`belief.py`). The other waiters sleep behind the first. A lease that it was granted
+circulates among them without a command, for a while; before it goes back to the server for other clients, the first of
+those who came later joins the server's queue. All methods are called with the mutex held, but for those of
 `LocalQueues` that take it. Never here: commands, sockets, asyncio, threads, sleep.
 """
 
@@ -13,18 +12,21 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from fastlock._protocol import commands
+from fastlock._protocol.belief import Confirmation
+from fastlock._protocol.kept import KeptLeases
 from fastlock._protocol.lease import ENDED, Lease, new_token
 from fastlock._protocol.stats import Stats
+from fastlock._protocol.waiters import Waiter, WaiterList
 
 RECHECK_SECONDS = 1.0  # seconds after which a first waiter looks again, whatever messages came
-# Seconds in which a waiter has to confirm a grant: the next one waits for so long where it hangs
-LEAST_MOMENT, MOST_MOMENT = 0.2, 2.0
-ROUND_TRIPS = 10  # round trips of its client that a moment lasts at least
+BELIEVED_PART = 0.25  # part of a moment that must be left of it where a grant is believed
+JOINS = 16  # acquires that join the server's queue at once, after one that had to share the name with other clients
+EXPECTED_SECONDS = 10.0  # seconds for which it is remembered, at most, that other clients wanted a name
 NEAR = 8  # with fewer ahead in the server's queue a waiter looks once a moment: any of those may hang
 LOCAL_SECONDS = 0.01  # seconds for which a lease circulates before the server is asked who waits in other clients
 RAPID_SECONDS = 50e-6  # seconds between two local handovers by threads that do nothing else
@@ -42,6 +44,7 @@ class ReleaseRoute(enum.IntEnum):
 
 
 _LEAST_LEASE_PART: float = LEAST_LEASE_PART  # typed, where this is compiled
+_BELIEVED_PART: float = BELIEVED_PART
 _INFINITE: float = math.inf
 _LOCAL: int = ReleaseRoute.LOCAL
 _DELETE: int = ReleaseRoute.DELETE
@@ -49,113 +52,14 @@ _SCRIPT: int = ReleaseRoute.SCRIPT
 _NOT_HELD: int = ReleaseRoute.NOT_HELD
 
 
-class Waiter:
-    """One acquire that waits. `woken`: it has a lease, or is the first and may have to enter, or its queue failed."""
-
-    __slots__ = (
-        *("next", "previous", "woken", "counted", "fenced", "queue", "key", "lease", "given_back", "ms", "name"),
-        *("entry", "sleep", "linked", "on_wake"),
-    )
-
-    def __init__(
-        self, name: object, key: bytes, ms: int, fenced: bool, entry: bytes | None = None, sleep: float = 0.1
-    ) -> None:
-        self.name = name
-        self.key = key
-        self.ms = ms
-        self.fenced = fenced
-        self.entry = entry  # an entry of its own in the server's queue; None: it shares that of its local queue
-        self.sleep = sleep  # seconds between two tries, where no message tells that something has changed
-        self.queue: LocalQueue | None = None  # the queue it is in, or was in last; None: it was never enqueued
-        self.linked = False  # whether it is in its queue's list of waiters, between `previous` and `next`
-        self.previous: Waiter | None = None
-        self.next: Waiter | None = None
-        self.lease: Lease | None = None  # the lease that it was handed or granted
-        self.given_back: tuple[Lease | None, bytes | None] | None = None  # the outcome of `dequeue`, once it has left
-        self.woken = False
-        self.counted = False  # whether it was counted among the acquires that had to wait
-        self.on_wake: Callable[[Any], object] | None = None  # ends its sleep
-
-    def wake(self) -> None:
-        self.woken = True
-        wake, self.on_wake = self.on_wake, None
-        if wake is not None:
-            wake(None)
-
-
-class WaiterList:
-    """Waiters in order of arrival, as a linked list: one in the middle of many is removed as fast as the first.
-
-    Each change is made without a call or a loop, so that neither Ctrl-C nor another thread can interrupt it.
-    """
-
-    __slots__ = ("count", "first", "last")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: Waiter | None = None
-        self.last: Waiter | None = None
-
-    def insert(self, waiter: Waiter, previous: Waiter | None) -> None:
-        """Insert a waiter right behind `previous`; None: before all others."""
-        next = self.first if previous is None else previous.next
-        waiter.previous, waiter.next = previous, next
-        if previous is None:
-            self.first = waiter
-        else:
-            previous.next = waiter
-        if next is None:
-            self.last = waiter
-        else:
-            next.previous = waiter
-        waiter.linked = True
-        self.count += 1
-
-    def add(self, waiter: Waiter) -> None:
-        """Append a waiter."""
-        waiter.previous = self.last
-        if self.last is None:
-            self.first = waiter
-        else:
-            self.last.next = waiter
-        self.last = waiter
-        waiter.linked = True
-        self.count += 1
-
-    def remove(self, waiter: Waiter) -> None:
-        """Take a waiter out, if it is in the list."""
-        if not waiter.linked:
-            return
-        if waiter.previous is None:
-            self.first = waiter.next
-        else:
-            waiter.previous.next = waiter.next
-        if waiter.next is None:
-            self.last = waiter.previous
-        else:
-            waiter.next.previous = waiter.previous
-        waiter.previous = waiter.next = None
-        waiter.linked = False
-        self.count -= 1
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[Waiter]:
-        waiter = self.first
-        while waiter is not None:
-            yield waiter
-            waiter = waiter.next
-
-
 class LocalQueue:
     """The waiters of one client for one name, in order of arrival; they share one entry in the server's queue."""
 
     __slots__ = (
         *("queues", "key", "shared", "entry", "address", "moment", "waiters", "entry_sent", "joined", "was_queued"),
-        *("queued_early", "templates"),
+        *("queued_early", "templates", "base", "granted", "fence"),
         *("connection", "stale", "recheck_at", "sleep", "handed_over_at", "rapid", "circulating", "confirmed_at"),
-        *("remote_waiters", "handovers_left", "error"),
+        *("remote_waiters", "handovers_left", "error", "keep_until"),
     )
 
     def __init__(self, queues: LocalQueues, key: bytes, entry: bytes | None) -> None:
@@ -168,8 +72,11 @@ class LocalQueue:
         self.waiters = WaiterList()
         self.entry_sent = False  # whether an enter of the entry was sent, so that the server may have it queued
         self.joined = False  # whether a join of the entry may be executed: from then on the first waiter only looks
+        self.base = -math.inf  # when the last look was sent that found the entry in the server's queue
+        self.granted = False  # whether a message said that the entry was granted the name
+        self.fence: int | None = None  # that it told
         self.was_queued = False  # whether the server queued the entry: other clients want the name, and will again
-        self.queued_early = False  # whether the entry was sent while a lease circulates here
+        self.queued_early = False  # whether that was done while a lease circulates here
         self.templates: dict[Any, Any] | None = None  # the fast path keeps templates for `key` here, by command
         self.connection: Any = None  # the connection over which the entry joined, or looked last
         self.stale: tuple[Any, ...] = ()  # sessions that broke with the entry's request in flight
@@ -181,6 +88,7 @@ class LocalQueue:
         self.confirmed_at = 0.0  # when the server last confirmed that lease and who waits in other clients
         self.remote_waiters = False  # whether other clients waited for the name then
         self.handovers_left = 0.0  # local handovers left before the lease goes to the other clients
+        self.keep_until = 0.0  # until when the lease is given out again, though nobody waits: it is kept; 0: it is not
         self.error: Exception | None = None  # that the first waiter met, and which fails the other waiters as well
 
     def first(self) -> Waiter | None:
@@ -200,6 +108,14 @@ class LocalQueue:
             self.circulating = None
         self.queued_early = self.circulating is not None and self.last_local_handover()
         return self.circulating is None or self.queued_early
+
+    def is_to_join(self, waiter: Waiter) -> bool:
+        """Whether the first waiter is to join by the entry, instead of looking: it counts as joined from now on. The
+        address says whether a grant is to come with a fence."""
+        joins, self.joined = not self.joined, True
+        if joins and waiter.fenced:
+            self.address = commands.address(self.queues.channel, self.moment, True)
+        return joins
 
     def last_local_handover(self) -> bool:
         """Whether the circulating lease goes back to the server next, as other clients wait or the first waiter wants a
@@ -229,7 +145,8 @@ class LocalQueue:
             return None
         end = sent + waiter.ms / 1000 if waiter.ms else math.inf
         lease = Lease(waiter.name, waiter.key, self.entry, end, reply[2] if waiter.fenced else None)
-        lease._contended = reply[1] > 0 or self.was_queued
+        # Who wanted it of late may want it again by now: a delete would find it contended
+        lease._contended = reply[1] > 0 or self.was_queued or self.key in self.queues.expected
         lease._since = sent
         if now >= end:
             return lease
@@ -244,6 +161,7 @@ class LocalQueue:
         """Note that the server has queued the entry, behind so many: the holder's lease ends in `left` seconds, and its
         token was marked as contended (`told`) or cannot be."""
         self.was_queued = True
+        self.base = sent
         first = self.first()
         if first is not None:
             self.queues.note_wait(first)
@@ -267,7 +185,9 @@ class LocalQueue:
         self.waiters.remove(waiter)
         self.circulating = lease
         self.confirmed_at = now
+        self.keep_until = 0.0  # no entry's token can be recalled
         self.queues.stats.remote_handovers += waiter.counted
+        self.queues.expect(self.key, self.was_queued or remote_waiters > 0)
         self.remote_waiters = remote_waiters > 0
         self.handovers_left = self.waiters.count if remote_waiters else math.inf
         if self.shared:
@@ -276,9 +196,59 @@ class LocalQueue:
         else:
             self.queues.close(self)
 
+    def believe(self, waiter: Waiter, now: float) -> Lease | None:
+        """Believe the message that the entry was granted the name: the first waiter has a lease, until the moment is
+        over, counted from when the entry last waited. The caller sends its `_confirmation`. None: not believed."""
+        with self.queues.mutex:
+            held, end = self.circulating, self.base + self.moment
+            if not (self.granted and waiter.believes) or (waiter.fenced and self.fence is None):
+                return None
+            if end - now < self.moment * _BELIEVED_PART or self.first() is not waiter:
+                return None
+            if held is not None and held._deadline > now:
+                return None
+            if waiter.ms:
+                end = min(end, now + waiter.ms / 1000)
+            lease = Lease(waiter.name, self.key, self.entry, end, self.fence if waiter.fenced else None)
+            lease._contended, lease._since = True, now
+            lease._confirmation = Confirmation(self, lease, waiter.ms)
+            waiter.lease = lease  # first, as in `judge`
+            # Who waits elsewhere is not known: some may
+            self.note_granted(waiter, lease, 1, now)
+            return lease
+
+    def note_confirmed(self, confirmation: Confirmation, remote_waiters: int, sent: float, end: float) -> None:
+        """Note that a look, sent then, has confirmed a grant: it lasts until `end`, and so many other clients wait."""
+        with self.queues.mutex:
+            lease = confirmation.lease
+            if lease._confirmation is not confirmation:
+                return  # the lease has ended, or its end was moved since
+            # No call from here on until both are set. A look shortens no lease
+            if lease._deadline != ENDED and lease._deadline < end:
+                lease._deadline = end
+            lease._confirmation = None
+            self.queues.note_moment(True)
+            if self.circulating is lease:
+                self.confirmed_at = sent
+                self.remote_waiters = remote_waiters > 0
+                if not remote_waiters:
+                    self.handovers_left = _INFINITE
+                self.arm_expiry(sent)
+
+    def note_refuted(self, confirmation: Confirmation, now: float) -> None:
+        """Note that a grant that was believed is none any more: its moment is over, or the server has lost it."""
+        with self.queues.mutex:
+            lease = confirmation.lease
+            if lease._confirmation is confirmation and not lease._releasing:
+                lease._confirmation = None
+                lease._shorten(now)
+                self.queues.note_moment(False)
+
     def arm_expiry(self, now: float) -> None:
         """Wake the first waiter to set its recheck time anew, if the lease ends before it would recheck by itself."""
-        if self.circulating is not None and self.circulating._deadline < now + RECHECK_SECONDS:
+        held = self.circulating
+        # One that is not confirmed has a new end in a round trip
+        if held is not None and held._confirmation is None and held._deadline < now + RECHECK_SECONDS:
             waiter = self.first()
             if waiter is not None:
                 waiter.wake()
@@ -301,16 +271,20 @@ class LocalQueue:
         """Make another entry, for another place at the end of the server's queue."""
         self.queues.forget_entry(self.entry)
         mode = self.entry[commands.TOKEN_SIZE :] if commands.is_shared(self.entry) else b""
-        self.entry = new_token() + mode
-        self.moment, self.address = self.queues.moment, self.queues.address()
-        self.entry_sent = self.joined = self.queued_early = self.was_queued = False
+        entry, address = new_token() + mode, self.queues.address()
+        # No call from here on, in which a signal handler could raise: what was told of the old is not the new one's
+        self.entry, self.address, self.moment = entry, address, self.queues.moment
+        self.entry_sent = self.joined = self.queued_early = self.was_queued = self.granted = False
+        self.base, self.fence = -_INFINITE, None
         self.recheck_at = self.sleep = 0.0
 
     def successor_for(self, lease: Lease, now: float) -> Waiter | None:
         """The waiter that the lease may be handed over to locally, or None. A waiter that wants a fence is granted each
         lease by the server: a local handover asks nobody, and the key may have been lost since."""
         waiter = self.first()
-        if waiter is None or waiter.fenced or not self.handovers_left or now - self.confirmed_at > LOCAL_SECONDS:
+        if waiter is None or waiter.fenced or not self.handovers_left:
+            return None
+        if now - self.confirmed_at > LOCAL_SECONDS and now >= self.keep_until:
             return None
         # The entry is in the server's queue already (a waiter that wanted a fence sent it): the lease goes there next
         if self.entry_sent:
@@ -318,9 +292,15 @@ class LocalQueue:
         # Somebody who knows the token may still release or extend the lease by it
         if lease._token_read or lease._extensions or self.circulating is not lease:
             return None
+        confirmation = lease._confirmation
+        if confirmation is not None:  # it tells the end to who holds the lease then
+            left = (lease._deadline - now) / self.moment
+            fits = waiter.believes and waiter.ms == confirmation.ms and left > _BELIEVED_PART
+            return waiter if fits and confirmation.sent else None
         left = (lease._deadline - now) * 1000
         # Nor may it be longer than asked for: should the next holder die, nobody gets the name before it ends
-        fits = _LEAST_LEASE_PART * waiter.ms <= left <= waiter.ms if waiter.ms else left == _INFINITE
+        most = waiter.ms + waiter.keep_ms
+        fits = _LEAST_LEASE_PART * waiter.ms <= left <= most if waiter.ms else left == _INFINITE
         return waiter if fits else None
 
     def release(self, lease: Lease, now: float) -> int:
@@ -331,6 +311,8 @@ class LocalQueue:
         if waiter is not None and lease._deadline > now and self._hand_over(waiter, lease, now):
             return _LOCAL
         waiter = self.first()
+        if waiter is None and now < self.keep_until and self._keep(lease, now):
+            return _LOCAL
         if waiter is None:
             self.queues.close(self)
         elif not self.queued_early:
@@ -340,11 +322,32 @@ class LocalQueue:
         self.circulating = None  # last: a caller that is interrupted before releases again
         return _SCRIPT if waiter is not None or self.remote_waiters else _DELETE
 
+    def _keep(self, lease: Lease, now: float) -> bool:
+        """Keep the holder's lease for the next acquire. False: it is to be released."""
+        queues = self.queues
+        if not queues.hears_recalls or lease._deadline <= now or queues.by_key.get(self.key) is not self:
+            return False
+        kept = Lease(lease._name, self.key, lease._raw_token, lease._deadline)
+        kept._depth = 0
+        if lease._token_read or lease._extensions:  # as in `successor_for`
+            return False
+        # No call from here on, in which a signal handler could raise: it is kept now, and the holder's no more
+        self.circulating, queues.kept[self.key], lease._deadline = kept, self, ENDED
+        del queues.by_key[self.key]
+        if self.keep_until < queues.next_lapse:
+            queues.next_lapse, queues.pending_wake = self.keep_until, queues.wake_keeper
+        return True
+
+    def recall(self, now: float) -> None:
+        """Note that another client wants the name: the lease goes round among those who wait now, and then over."""
+        self.confirmed_at = now  # the server has it still
+        self.keep_until, self.remote_waiters, self.handovers_left = 0.0, True, self.waiters.count
+
     def _hand_over(self, waiter: Waiter, lease: Lease, now: float) -> bool:
         """Hand the lease over to the first waiter. False: it was not, as meanwhile its token was read or an extension
         of it has begun."""
         handed = Lease(waiter.name, self.key, lease._raw_token, lease._deadline)
-        handed._contended = lease._contended
+        handed._contended, handed._confirmation = lease._contended, lease._confirmation
         handed._since = now
         self.waiters.remove(waiter)
         if lease._token_read or lease._extensions:
@@ -353,7 +356,9 @@ class LocalQueue:
         # No call from the check above to the changes below: neither a signal handler nor another thread interrupts them
         self.handovers_left -= 1
         self.circulating = waiter.lease = handed
-        lease._deadline = ENDED
+        if handed._confirmation is not None:
+            handed._confirmation.lease = handed
+        lease._deadline, lease._confirmation = ENDED, None
         self.queues.stats.local_handovers += 1
         waiter.woken = True
         self.rapid = self.queues.rapid = now - self.handed_over_at < RAPID_SECONDS
@@ -374,20 +379,18 @@ class LocalQueue:
             raise
 
 
-class LocalQueues:
-    """The local queues of one client. `channel` is the channel on which its grant messages come."""
+class LocalQueues(KeptLeases):
+    """The local queues of one client."""
 
     def __init__(self, mutex: AbstractContextManager[object], stats: Stats | None = None) -> None:
-        self.mutex = mutex
-        self.stats = stats or Stats()
-        self.channel = b"fastlock:" + new_token()[3:]  # as long as the scripts expect
+        super().__init__(mutex, stats or Stats(), b"fastlock:" + new_token()[3:])  # as long as the scripts expect
         self.push_refused = False  # whether SUBSCRIBE was refused: first waiters then look every `sleep` seconds
-        self.round_trip = 0.0  # seconds that a reply to an entry took: nearly the shortest time of late; 0: not known
-        self.moment = LEAST_MOMENT  # of the entries to come
+        self.poll: Callable[[], Any] | None = None  # a weak reference to what `read_replies` calls
         self.pending_wake: Callable[[Any], object] | None = None  # `on_wake` of a waiter that was handed a lease
         self.rapid = False  # `rapid` of the queue in which that was
         self.next_sweep = 0.0  # when `sweep` is to call `expire` next
-        self.by_key: dict[bytes, LocalQueue] = {}
+        self.expected: dict[bytes, int] = {}  # names that other clients wanted of late: how many acquires join at once
+        self.forget_at = 0.0  # when those are forgotten next
         self.by_entry: dict[bytes, LocalQueue] = {}  # the queues whose entry the server may have queued
         self.on_empty: Callable[[], object] | None = None  # called when no entry is left in the server's queues
 
@@ -399,20 +402,11 @@ class LocalQueues:
     def set_result(self, reply: object) -> None:
         self.push_refused = isinstance(reply, Exception)
 
-    def address(self) -> bytes:
-        """The address of an entry that is made now."""
-        return commands.address(self.channel, self.moment)
-
-    def note_reply(self, seconds: float) -> None:
-        """Note how long a reply to an entry took. It grows slowly, as a process may be stopped meanwhile."""
-        self.round_trip = min(seconds, self.round_trip * 1.25) if self.round_trip else seconds
-
-    def note_moment(self, kept: bool) -> None:
-        """Note whether an entry has confirmed its grant in time: a client that is too slow for its moment gets a longer
-        one."""
-        # In steps, as each address has templates of its own
-        least = min(MOST_MOMENT, LEAST_MOMENT * max(1, math.ceil(ROUND_TRIPS * self.round_trip / LEAST_MOMENT)))
-        self.moment = max(least, self.moment / 2) if kept else min(MOST_MOMENT, max(least, self.moment * 2))
+    def read_replies(self) -> None:
+        """Take what the server has sent by now, where no event loop does that."""
+        poll = None if self.poll is None else self.poll()
+        if poll is not None:
+            poll()
 
     def close(self, queue: LocalQueue) -> None:
         if self.by_key.get(queue.key) is queue:
@@ -449,6 +443,15 @@ class LocalQueues:
             if first is not None:
                 first.wake()
 
+    def expect(self, key: bytes, contended: bool) -> None:
+        """Note whether other clients wanted a name, too: then the next acquires join at once. Else they would ask, and
+        join a round trip later. The caller need not hold the mutex."""
+        left = JOINS if contended else self.expected.get(key, 0) - 1
+        if left > 0:
+            self.expected[key] = left
+        else:
+            self.expected.pop(key, None)
+
     def note_wait(self, waiter: Waiter) -> None:
         """Count the waiter, once, as an acquire that had to wait."""
         if not waiter.counted:
@@ -468,16 +471,22 @@ class LocalQueues:
             return True
 
     def on_push(self, push: Sequence[object]) -> None:
-        """Take a push message, as the reader of the connection found it; all but grant messages are ignored."""
-        if len(push) == 3 and push[0] == b"message" and push[1] == self.channel and type(push[2]) is bytes:
+        """Take a push message, as the reader of the connection found it: of a grant, or of a recall."""
+        if len(push) != 3 or push[0] != b"message" or type(push[2]) is not bytes:
+            return
+        if push[1] == self.channel:
             self.on_grant_message(push[2])
+        elif push[1] == self.keep_channel:
+            self.tell_recalled(self.on_recall(push[2]))
 
-    def on_grant_message(self, entry: bytes) -> None:
-        """Wake the first waiter of the queue whose entry was granted the name, as a message says."""
+    def on_grant_message(self, message: bytes) -> None:
+        """Wake the first waiter of the queue whose entry was granted the name, as a message says; behind it a fence."""
+        entry, _, fence = message.partition(b"#")
         with self.mutex:
             queue = self.by_entry.get(entry)
             waiter = None if queue is None else queue.first()
-            if waiter is not None:
+            if queue is not None and waiter is not None:
+                queue.granted, queue.fence = True, int(fence) if fence.isdigit() else None
                 waiter.wake()
 
     def on_reconnect(self) -> None:
@@ -523,6 +532,9 @@ class LocalQueues:
         """Wake the first waiter of each queue whose circulating lease has ended, ends within RECHECK_SECONDS, or was
         last confirmed that long ago. A queue without waiters is closed then."""
         with self.mutex:
+            if now >= self.forget_at:
+                self.forget_at = now + EXPECTED_SECONDS
+                self.expected.clear()
             for queue in list(self.by_key.values()):
                 waiter, held = queue.first(), queue.circulating
                 if held is None:
@@ -531,8 +543,45 @@ class LocalQueues:
                     held._deadline < now + RECHECK_SECONDS or queue.confirmed_at + RECHECK_SECONDS <= now
                 ):
                     waiter.wake()
-                elif waiter is None and (held._deadline <= now or queue.confirmed_at + RECHECK_SECONDS <= now):
+                elif waiter is None and (
+                    held._deadline <= now or max(queue.confirmed_at + RECHECK_SECONDS, queue.keep_until) <= now
+                ):
                     self.close(queue)  # the lease may be held for ever; when it is released, the server knows who waits
+
+    def note_keepable(self, lease: Lease, sent: float, until: float) -> None:
+        """Note that the server granted a lease that is kept until then: the next acquires take it without a command."""
+        with self.mutex:
+            key = lease._key
+            if lease._raw_token in self.unknown:
+                self.unknown.pop(lease._raw_token, None)
+                self.expect(key, True)
+                lease._contended = True
+            elif self.hears_recalls and key not in self.by_key and key not in self.kept:
+                queue = LocalQueue(self, key, None)
+                queue.circulating, queue.confirmed_at, queue.handovers_left = lease, sent, _INFINITE
+                queue.keep_until = until
+                self.by_key[key] = queue
+
+    def take_kept(
+        self, key: bytes, name: object, ms: int, most: int, leases: dict[Any, Lease], owner: object, now: float
+    ) -> Lease | None:
+        """Take the lease of a name that is kept, if it lasts for `ms` milliseconds, and for `most` at most: it is the
+        owner's among these leases from then on. None: there is none."""
+        with self.mutex:
+            queue = self.kept.get(key)
+            if queue is None or now >= queue.keep_until or not self.hears_recalls:
+                return None
+            lease = queue.circulating
+            if lease is None or not ms <= (lease._deadline - now) * 1000 <= most:
+                return None
+            lease._name, lease._since, lease._depth = name, now, 1
+            # No call from here on, in which a signal handler could raise
+            self.by_key[key] = queue
+            leases[owner] = lease
+            del self.kept[key]
+            self.stats.acquires += 1
+            self.stats.kept_acquires += 1
+            return lease
 
     def has_queue(self, key: bytes, now: float) -> bool:
         """Whether others of this client wait for the name, or hold it after a wait."""
@@ -595,7 +644,10 @@ class LocalQueues:
             if queue.circulating is lease:
                 queue.circulating = None
             waiter.lease = None
-            if self.by_key.get(waiter.key) is not queue:  # closed since, as nobody waited there
+            if waiter.entry is not None:  # it waits alone
+                waiter.entry = new_token() + waiter.entry[commands.TOKEN_SIZE :]
+                waiter.queue = queue = LocalQueue(self, waiter.key, waiter.entry)
+            elif self.by_key.get(waiter.key) is not queue:  # closed since, as nobody waited there
                 queue = self.by_key.get(waiter.key) or LocalQueue(self, waiter.key, None)
                 self.by_key[waiter.key] = waiter.queue = queue
             queue.waiters.insert(waiter, queue.first() if queue.entry_sent else None)

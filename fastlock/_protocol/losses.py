@@ -8,6 +8,7 @@ from typing import Any
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.stats import Stats
 
+NAMED = 5  # names of a batch that a message repeats
 SHOWN = 200  # characters of a name that messages repeat
 DONE = {
     "acquire": "acquired again",
@@ -37,11 +38,16 @@ def warn_of_loss(name: object, action: str) -> None:
 
 
 def note_losses(leases: list[Lease], released: list[Any], stats: Stats) -> list[Any]:
-    """Count and log the losses of a batch: where `released` has False. (None: another thread released the lease
-    meanwhile.) Returns `released`."""
+    """Count the losses of a batch, where `released` has False, and log them in one line. (None: another thread released
+    the lease meanwhile.) Returns `released`."""
     if False in released:
-        for lease, was_mine in zip(leases, released, strict=True):
-            if was_mine is False and not lease._loss_reported():
-                stats.losses += 1
-                warn_of_loss(lease.name, "release")
+        pairs = zip(leases, released, strict=True)
+        lost = [lease.name for lease, was_mine in pairs if was_mine is False and not lease._loss_reported()]
+        stats.losses += len(lost)
+        if len(lost) == 1:
+            warn_of_loss(lost[0], "release")
+        elif lost:
+            names = ", ".join(map(abbreviated, lost[:NAMED])) + (" ..." if len(lost) > NAMED else "")
+            why = "their leases had ended, or their keys were deleted or taken"
+            LOG.warning("%d locks were lost before they were released, %s: %s", len(lost), names, why)
     return released

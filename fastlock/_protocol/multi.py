@@ -19,11 +19,12 @@ from fastlock._protocol import commands, describe
 from fastlock._protocol.acquire import Acquire, queue_of
 from fastlock._protocol.extension import Move, Outcome, shorten, was_told_lost
 from fastlock._protocol.lease import ENDED, Lease, Lost, new_token
-from fastlock._protocol.local_queue import SHORTEST_SLEEP, LocalQueues, Waiter
+from fastlock._protocol.local_queue import SHORTEST_SLEEP, LocalQueues
 from fastlock._protocol.renewal import CHUNK, Renewal, RenewalSettings, RenewMany, send_renewals
 from fastlock._protocol.retry import RetryState, limited, run_scripts, with_undo
 from fastlock._protocol.steps import Answer, Clock, Operation, RawCommands, Sleep, Steps, lease_end
 from fastlock._protocol.undo import Undo
+from fastlock._protocol.waiters import Waiter
 
 MAX_NAMES = 1000  # of one multi lock: the server does nothing else while it acquires them (1.6 ms)
 EXTEND_PART = 1 / 3  # of a lease's time, after which it is extended while its holder waits for another name
@@ -284,8 +285,8 @@ def parts(items: list[Any], apart: bool) -> list[list[Any]]:
 
 def shown(token: bytes) -> str | None:
     """What may be shown of a holder's token: the whole of it proves ownership. None: it is not one of fastlock's."""
-    plain = commands.PLAIN_PREFIX + token[len(commands.CONTENDED_PREFIX) :]
-    if not (commands.can_be_contended(plain) and commands.token_matches(token, plain)):
+    plain = commands.as_plain(token)
+    if plain is None:
         return None
     return plain[len(commands.PLAIN_PREFIX) :][:SHOWN_DIGITS].decode("ascii", "replace")
 

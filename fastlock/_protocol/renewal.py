@@ -66,7 +66,8 @@ def settings_for(
         told = on_lost if confirm_release else None
         for name, value in (("max_hold", max_hold), ("on_lost", told), ("cancel_on_loss", cancel_on_loss or None)):
             if value is not None:
-                raise ValueError(f"{name} is of leases that are renewed: give auto_renew=True, or leave it out")
+                other = " or confirm_release=False" if name == "on_lost" else ""
+                raise ValueError(f"{name} is of leases that are renewed: give auto_renew=True{other}, or leave it out")
         return None
     check_timeout(timeout)
     if max_hold is not None and as_wait(max_hold, "max_hold") == 0:

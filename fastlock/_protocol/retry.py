@@ -201,10 +201,10 @@ def _other_form(opcode: int, refusal: str) -> Opcode | None:
     return Opcode.EXTEND_SCRIPT if opcode == Opcode.EXTEND and refusal.partition(" ")[0] == "OOM" else None
 
 
-def get_session(clock: Clock, allowed_after_close: bool = False) -> Steps[Session]:
+def get_session(clock: Clock) -> Steps[Session]:
     """The session with the server; connects if there is none. Raises the error of a connection that stays away."""
     retry = RetryState(clock)
-    while isinstance(answer := (yield GetSession(allowed_after_close)), ConnectionLost):
-        yield Sleep(retry.pause(answer, allowed_after_close))
+    while isinstance(answer := (yield GetSession()), ConnectionLost):
+        yield Sleep(retry.pause(answer))
     session: Session = answer
     return session

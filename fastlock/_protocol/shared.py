@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands, describe
-from fastlock._protocol.acquire import is_enter_reply
 from fastlock._protocol.base_lock import LockAcquire, LockRelease
 from fastlock._protocol.handshake import Purpose
 from fastlock._protocol.lease import ENDED, Lease, new_token
-from fastlock._protocol.local_queue import LocalQueue, LocalQueues, Waiter
+from fastlock._protocol.local_queue import LocalQueue, LocalQueues
 from fastlock._protocol.release import HandOver, is_int
 from fastlock._protocol.retry import RetryState, run_script, with_undo
 from fastlock._protocol.steps import Answer, Clock, QueueRequest, RawCommands, Steps
 from fastlock._protocol.undo import ScriptUndo, Undo
+from fastlock._protocol.waiters import Waiter
 
 if TYPE_CHECKING:
     from fastlock._protocol.base_lock import BaseLock
@@ -73,7 +73,7 @@ class AcquireShared(LockAcquire):
     def __init__(self, lock: BaseLock, token: bytes, required: bool, first: bool = False) -> None:
         self.first = first
         super().__init__(lock, token, required)
-        self.alone = True
+        self.alone, self.believes = True, False
 
     def use_token(self, token: bytes) -> None:
         self.token = token
@@ -86,14 +86,14 @@ class AcquireShared(LockAcquire):
         """The server is asked first: there may be room beside those who hold the name."""
 
     def granted(self, answer: object) -> Lease | None:
-        if type(answer) is not list or len(answer) != 1 or not is_enter_reply(answer[0]) or answer[0][0] != 1:
+        if type(answer) is not list or len(answer) != 1 or not commands.is_enter_reply(answer[0]) or answer[0][0] != 1:
             return None
         return self.lease(self.request.sent, answer[0][2] if self.fenced else None)
 
     def _outcome(self, answer: object, clock: Clock) -> Steps[Lease | None]:
         retry = RetryState(clock)
         try:
-            reply = yield from run_script(self.request, answer, is_enter_reply, retry)
+            reply = yield from run_script(self.request, answer, commands.is_enter_reply, retry)
         finally:
             self.outcome_unknown |= retry.outcome_unknown
         if reply is Answer.DEADLINE_EXCEEDED or reply[0] != 1:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from fastlock._protocol.local_queue import LocalQueue, Waiter
+from fastlock._protocol.local_queue import LocalQueue
+from fastlock._protocol.waiters import Waiter
 
 
 class WaiterState(enum.Enum):

@@ -2,6 +2,6 @@
 
 cdef class Stats:
     cdef public long long acquires, waits, local_handovers, remote_handovers, late_grants, timeouts, recovered
-    cdef public long long losses, renewals, reconnects, commands, flushes
+    cdef public long long losses, kept_acquires, recalls, renewals, reconnects, commands, flushes
 
     cpdef list acquired(self, list leases)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 COUNTED = (
     *("acquires", "waits", "local_handovers", "remote_handovers", "late_grants", "timeouts", "recovered", "losses"),
+    *("kept_acquires", "recalls"),
     *("renewals", "reconnects", "commands", "flushes"),
 )
 
@@ -34,6 +35,8 @@ class Stats:
         self.timeouts = 0  # acquires that waited and got nothing
         self.recovered = 0  # acquires and releases whose reply was lost, and whose outcome was found out
         self.losses = 0  # leases found ended, or the name somebody else's, at a release, an extension or a renewal
+        self.kept_acquires = 0  # acquires of a name whose lease the client had kept, which took no command
+        self.recalls = 0  # kept leases that another client wanted
         self.renewals = 0  # leases that were given a new end because they are renewed
         self.reconnects = 0  # connections opened in place of broken ones
         self.commands = 0  # commands sent over connections that are gone; `as_dict` adds those of the others

@@ -16,10 +16,12 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from fastlock._errors import RedisError
+from fastlock._limits import SCRIPT_NAMES
 from fastlock._protocol import commands
 from fastlock._protocol.handshake import Purpose, Session
-from fastlock._protocol.local_queue import LocalQueue, LocalQueues, Waiter
+from fastlock._protocol.local_queue import LocalQueue, LocalQueues
 from fastlock._protocol.undo import UnconfirmedRelease, Undo
+from fastlock._protocol.waiters import Waiter
 
 Clock = Callable[[], float]
 T = TypeVar("T")
@@ -92,14 +94,45 @@ class Command(Request):
         self.ms = ms
 
 
+ODD = object()  # in place of a reply that is none
+
+
 class CommandBatch(Request):
-    """Request: one command of the command table for each name, in one flush; the answer is the list of replies."""
+    """Request: one command of the command table for each name, in one flush; the answer is the list of replies. A
+    server that has the command by a script only is sent scripts of `size` names, which cost it half as much: then
+    `replies` makes that list of the answer."""
+
+    size = SCRIPT_NAMES
+    singly = False  # whether it is sent as commands all the same
 
     def __init__(self, opcode: int, names: list[bytes], tokens: list[bytes], ms: int = 0) -> None:
         self.opcode = opcode
         self.names = names
         self.tokens = tokens
         self.ms = ms
+        self.in_scripts = False  # whether it was sent as scripts, at last
+
+    def calls(self, capabilities: frozenset[str]) -> list[commands.RawCommand]:
+        """The scripts for a server with these capabilities; empty: it has the command."""
+        make = None if self.singly else self.script(capabilities)
+        self.in_scripts = make is not None
+        at = range(0, len(self.names) if make else 0, self.size)
+        return [make(self.names[i : i + self.size], self.tokens[i : i + self.size]) for i in at] if make else []
+
+    def script(self, capabilities: frozenset[str]) -> Callable[[list[bytes], list[bytes]], commands.RawCommand] | None:
+        """What makes the call of a script for some of the names; None: the server has the command."""
+        return commands.batch_script(self.opcode, self.ms, capabilities)
+
+    def replies(self, answer: list[Any]) -> list[Any]:
+        """A reply for each name. Where a script failed, or replied what makes no sense, that is ODD, or the error."""
+        if not self.in_scripts:
+            return answer
+        replies: list[Any] = []
+        for part in answer:
+            size = min(self.size, len(self.names) - len(replies))
+            whole = type(part) is list and len(part) == size
+            replies += part if whole else [part if isinstance(part, Exception) else ODD] * size
+        return replies + [ODD] * (len(self.names) - len(replies))
 
     def undo(self) -> Undo:
         return Undo(self.names, self.tokens, self.stale)
@@ -162,11 +195,8 @@ class Enter(QueueRequest):
 class GetSession:
     """Step: the session of a connection to the server; the answer is a Session, or `ConnectionLost`."""
 
-    __slots__ = ("allowed_after_close",)
+    __slots__ = ()
     until: float | None = None  # as of a Request
-
-    def __init__(self, allowed_after_close: bool = False) -> None:
-        self.allowed_after_close = allowed_after_close  # as of a Request
 
 
 class ProtocolViolation:

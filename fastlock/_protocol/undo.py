@@ -30,6 +30,7 @@ class Undo:
     __slots__ = ("connection", "names", "stale", "tokens")
     purpose = Purpose("forget a caller that is gone", (commands.HAND_OVER_LUA, commands.RELEASE_LUA))
     matters = True  # whether anybody is worse off if it is refused
+    urgent = False  # whether it is written at once, before the caller goes on, which may block the event loop
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class ScriptUndo(Undo):
         return ScriptUndo(self.call, self.stale, None, self.matters)
 
     def commands(self, capabilities: frozenset[str], again: bool) -> list[commands.RawCommand]:
-        return [commands.script_of(self.call).load, self.call] if again else [self.call]
+        return [*commands.script_of(self.call).loads, self.call] if again else [self.call]
 
     def unfinished(self, replies: list[object], again: bool) -> tuple[Undo, Exception] | None:
         return (self, replies[-1]) if isinstance(replies[-1], Exception) else None
@@ -124,7 +125,7 @@ class UnconfirmedRelease(Undo):
         if self.sends and self._clock() >= self._end:
             return [(b"PING",)]
         self.sends += 1
-        return [commands.script_of(self._call).load, self._call] if again else [self._call]
+        return [*commands.script_of(self._call).loads, self._call] if again else [self._call]
 
     def unfinished(self, replies: list[object], again: bool) -> tuple[Undo, Exception] | None:
         reply = replies[-1]
@@ -136,6 +137,17 @@ class UnconfirmedRelease(Undo):
 
     def given_up(self) -> None:
         self._told(self, None)
+
+
+class KeptRelease(UnconfirmedRelease):
+    """Step: release a lease that was kept."""
+
+    __slots__ = ("instead",)
+    instead: Callable[[Undo], object]  # carries out what does it for a user who may not run scripts
+
+    def given_up(self) -> None:
+        super().given_up()
+        self.instead(Undo(self.names, self.tokens))
 
 
 class Resend(enum.Enum):

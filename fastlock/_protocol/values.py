@@ -106,8 +106,7 @@ class Codec:
 
     def decode(self, raw: bytes, name: object) -> tuple[Any] | None:
         """(value,), or None for bytes that cannot be read: they count as none. LockKindError: they are a lock's."""
-        plain = commands.PLAIN_PREFIX + raw[3:]
-        if commands.can_be_contended(plain) and commands.token_matches(raw, plain):
+        if commands.as_plain(raw) is not None:
             raise errors.LockKindError(f"No value can be kept under {abbreviated(name)}: the key holds a lock", name)
         try:
             return (self.loads(raw),)

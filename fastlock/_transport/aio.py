@@ -23,7 +23,7 @@ from fastlock._protocol.acquire import queue_of
 from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.batch_operations import InterruptedRelease
 from fastlock._protocol.lease import Lease, now
-from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, Waiter
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues
 from fastlock._protocol.release import HandOver, PlainRelease
 from fastlock._protocol.renewal import Renewal, Renewals
 from fastlock._protocol.stats import Stats
@@ -40,8 +40,10 @@ from fastlock._protocol.steps import (
     Wait,
     backoff,
 )
+from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import Broken, NoReply, broken, by_handler
 from fastlock._transport.aio_connection import AsyncConnection
+from fastlock._transport.aio_keeping import AsyncKeeping, KeepTimer
 from fastlock._transport.aio_undos import AsyncUndos
 from fastlock._transport.internals import Wakeup, running_loop
 from fastlock._transport.renewing import AsyncLost, RenewalTimer, task_ends
@@ -54,7 +56,7 @@ from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, removed
 T = TypeVar("T")
 
 
-class AsyncTransport(AsyncUndos):
+class AsyncTransport(AsyncUndos, AsyncKeeping):
     """The connection of one client, and how its tasks wait."""
 
     def __init__(self, settings: Settings, impl: ModuleType) -> None:
@@ -87,10 +89,18 @@ class AsyncTransport(AsyncUndos):
         self.stats = Stats()
         self.renewals = Renewals(self.stats)
         self._renewal_timer = RenewalTimer(self)
+        self._keep_timer, self.wants_recalls = KeepTimer(self), False
+        self._ending: asyncio.Task[None] | None = None  # that ends the connection of a client that was collected
+        self._new_queues()
+
+    def _new_queues(self) -> None:
         self.queues = LocalQueues(self.impl.Mutex(), self.stats)  # tasks need no mutex; a dummy would be slower
+        self.queues.keeper = weakref.ref(self)
         self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
+        self.expected_keys = self.queues.expected
         self.shared_timeouts: dict[float, Any] = {}  # of the compiled fast path, by seconds; negative: of a local wait
         self.sweep_timer: asyncio.TimerHandle | None = None
+        self.turn_end = 0.0
 
     def begin(self) -> None:
         """Called before anything else is done: all that is kept here belongs to this process and the running loop."""
@@ -128,6 +138,8 @@ class AsyncTransport(AsyncUndos):
         """The loop is about to end: send the pending undos and close the connection, as nothing else would."""
         self._loop_end = None
         self._renewal_timer.stop()
+        self._keep_timer.stop()
+        self.release_kept(self.queues.recalls_heard(False))
         ended = EOFError("its event loop ends")
         try:
             await self._flush_undos()
@@ -147,16 +159,15 @@ class AsyncTransport(AsyncUndos):
         self._stop_watching_loop()
         self._undelay()
         self._renewal_timer.stop()
+        self._keep_timer.stop()
         connection, self.connection, self.open_stream = self.connection, None, None
         if connection is not None:
             connection.fail(EOFError("its event loop has ended"))
         self._connecting = None
         self._sleeping.clear()
+        self.release_kept(self.queues.recalls_heard(False))
         self.queues.forget_waiters()
-        self.queues = LocalQueues(self.impl.Mutex(), self.stats)
-        self.queued_keys = self.queues.by_key
-        self.shared_timeouts = {}
-        self.sweep_timer = None
+        self._new_queues()
 
     def _stop_watching_loop(self) -> None:
         """Close the generator that waits for the loop's end."""
@@ -260,7 +271,7 @@ class AsyncTransport(AsyncUndos):
         return self.protocol_violation(step)
 
     async def _execute(self, request: Request | GetSession) -> Any:
-        if not (self.closed and request.allowed_after_close):
+        if isinstance(request, GetSession) or not (self.closed and request.allowed_after_close):
             answer = await self._execute_once(request)
             while (
                 (self.unconfirmed or self.resent)
@@ -279,7 +290,7 @@ class AsyncTransport(AsyncUndos):
             await self.flush_if_closed()
             raise
 
-    async def _execute_after_close(self, request: Request | GetSession) -> Any:
+    async def _execute_after_close(self, request: Request) -> Any:
         """Send a request of a closed client, over a connection that is opened for it alone."""
         connection = None
         try:
@@ -295,6 +306,8 @@ class AsyncTransport(AsyncUndos):
 
     async def _execute_once(self, request: Request | GetSession) -> Any:
         try:
+            if self.queues.kept and isinstance(request, Request):
+                self.release_kept_for(request.acquires())
             if self.unconfirmed and isinstance(request, Request) and request.settles:
                 await self.settle(request)
             connection = await self._connected(request.until)
@@ -378,7 +391,7 @@ class AsyncTransport(AsyncUndos):
             self.queues.expire(now())
 
     def _schedule_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self.sweep_timer is None and self.queued_keys and not self.closed:
+        if self.sweep_timer is None and (self.queued_keys or self.expected_keys) and not self.closed:
             self.sweep_timer = loop.call_later(RECHECK_SECONDS, self.sweep, True)
 
     async def _sleep(self, seconds: float) -> None:
@@ -488,6 +501,8 @@ class AsyncTransport(AsyncUndos):
         self.connection = connection
         self.open_stream = None if self.closed else connection.stream
         self._post_pending_undos(connection)
+        if self.wants_recalls and not self.closed:
+            connection.hear_recalls()
 
     def _reconnect(self) -> None:
         """An undo is pending: connect to send it, if no other task does or did."""
@@ -521,6 +536,8 @@ class AsyncTransport(AsyncUndos):
         try:
             if self.loop is not None:
                 await asyncio.sleep(0)  # lets a release begin whose task was just created
+                self.queues.ended = True
+                self.release_kept(self.queues.recalls_heard(False))
                 await self._flush_undos()
         finally:
             await self._shut()
@@ -554,6 +571,7 @@ class AsyncTransport(AsyncUndos):
         self.closed, self.open_stream = True, None
         self._stop_watching_loop()
         self._renewal_timer.stop()
+        self._keep_timer.stop()
         connection, connecting = self.connection, self._connecting
         if connecting is not None:
             connecting.cancel()
@@ -619,8 +637,16 @@ class AsyncTransport(AsyncUndos):
         error = errors.ClientClosedError("nobody holds this client")
         if connection.loop.is_closed():
             connection.fail(error)
+        end = self._end_keeping if self.queues.kept else connection.fail
         with contextlib.suppress(RuntimeError):  # the loop was closed
-            connection.loop.call_soon_threadsafe(connection.fail, error)
+            connection.loop.call_soon_threadsafe(end, error)
+
+    def _end_keeping(self, error: Exception) -> None:
+        """Release what a client kept that was collected, and end its connection then."""
+        self.release_kept(self.queues.recalls_heard(False))
+        if self.connection is not None:
+            ending = self._end_connection(self.connection, error)
+            self._ending = self.connection.loop.create_task(ending, name="fastlock: end")  # or it might be collected
 
     def forget_parent(self) -> None:
         """In a forked child: start without the parent's connection, pending undos and loop; nothing is sent on the

@@ -17,11 +17,12 @@ from hiredis import ProtocolError
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands, handshake
+from fastlock._protocol.kept import Subscription
 from fastlock._protocol.lease import now
 from fastlock._protocol.steps import ConnectionLost, RawCommands, Request
 from fastlock._stream_errors import Broken, NoReply
 from fastlock._transport.internals import Wakeup, abort, reads_at_once
-from fastlock._transport.posted import PostedRelease
+from fastlock._transport.posted import Posted
 from fastlock._transport.settings import Settings
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
 from fastlock._transport.writing import CLOSE_SECONDS, compile_templates, write_request, write_undo
@@ -44,6 +45,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.stream.on_push = transport.queues.on_push
         self.session: Any = None
         self.subscribed = False  # whether push messages come on this connection
+        self.hears_recalls = False  # whether recalls of kept leases come on it
         self.knows_release = False  # as of a `Carrier`
         self.error: Exception | None = None
         self.in_flight: list[Any] = []  # pending replies when the connection broke
@@ -119,6 +121,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             raise errors.fresh_copy(replies.error)
         self.session = handshake.read_greeting([hello.result(), *replies])
         self.stream.templates = compile_templates(self.transport.impl, self.session.capabilities)
+        self.stream.release_script = commands.release_script(self.session.capabilities)
         if self.error is not None:  # it broke in the tick since the replies came: nothing queued now would be answered
             raise errors.fresh_copy(self.error)
         # The replies are waited for: on an idle connection nothing may be pending
@@ -144,6 +147,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
         write_request(self.stream, self.session, request, wakeup)
         self.stream.announce()
         return wakeup
+
+    def hear_recalls(self) -> None:
+        """Queue the SUBSCRIBE by which recalls of kept leases come on this connection, once."""
+        if not self.hears_recalls and self.error is None:
+            self.hears_recalls = True
+            queues = self.transport.queues
+            self.stream.put_command(Subscription(queues), (b"SUBSCRIBE", queues.keep_channel))
+            self.stream.announce()
 
     def post(self, delivery: UndoDelivery) -> None:
         """Queue an undo, for whose reply nobody waits."""
@@ -255,7 +266,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         )
         loop_closed = self.loop.is_closed()  # no task waits here any more; undos are still pending
         for pending_reply in pending_replies:
-            if isinstance(pending_reply, UndoReply | PostedRelease):
+            if isinstance(pending_reply, UndoReply | Posted):
                 pending_reply.connection_broke(self.transport, self.session)
             elif isinstance(pending_reply, Wakeup) and not loop_closed:
                 pending_reply.set_result_once(lost)
@@ -263,6 +274,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self.transport.discard(self)
             if self.subscribed:
                 self.transport.queues.on_reconnect()
+            if self.hears_recalls:
+                self.transport.release_kept(self.transport.queues.recalls_heard(False))
             if self.transport.closed:
                 self.transport.cancel_shared_timeouts()
         self.failed = True

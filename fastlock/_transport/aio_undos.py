@@ -75,13 +75,15 @@ class AsyncUndos(Transport):
 
     def undo(self, undo: Undo) -> None:
         """Send an undo, for whose reply nobody waits; where there is no connection, it is sent over the next one."""
-        delivery, connection = UndoDelivery(undo), undo.connection
+        connection = undo.connection
+        delivery = UndoDelivery(undo)
         if isinstance(connection, AsyncConnection) and connection.error is not None:
             delivery.outlived_by(connection.session)
         self.deliver(delivery)
+        if undo.urgent and self.connection is not None and self.connection.loop is running_loop():
+            self.connection.flush()
 
     def deliver(self, delivery: UndoDelivery) -> None:
-        """Send the undo of this delivery; where there is no connection, it is sent over the next one."""
         if self.connection is not None and self.connection.loop is not running_loop():
             with contextlib.suppress(RuntimeError):  # the connection's loop is closed: keep it for the next connection
                 self.connection.loop.call_soon_threadsafe(self.deliver, delivery)

@@ -10,8 +10,10 @@ cdef class Transport:
     cdef public str endpoint
     cdef public LocalQueues queues
     cdef public Stats stats
-    cdef public dict queued_keys, shared_timeouts, unconfirmed, resent
+    cdef public dict queued_keys, expected_keys, shared_timeouts, unconfirmed, resent
     cdef public list pending_undos, connections, idle
+    cdef public object _mutex
     cdef public int push_connection_lent
+    cdef public double turn_end, taken_at
     cdef public object push_connection, open_stream, sweep_timer, renewals
     cdef public Parking parking

@@ -16,12 +16,13 @@ from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.batch_operations import InterruptedRelease
 from fastlock._protocol.commands import token_matches
 from fastlock._protocol.lease import Lease, Lost, is_inherited, now
-from fastlock._protocol.local_queue import LocalQueues, Waiter
+from fastlock._protocol.local_queue import LocalQueues
 from fastlock._protocol.losses import warn_of_loss
 from fastlock._protocol.renewal import Renewal, Renewals, RenewalSettings
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Abandonable, ConnectionLost, Operation, ProtocolViolation, Request
-from fastlock._protocol.undo import UnconfirmedRelease, Undo
+from fastlock._protocol.undo import KeptRelease, UnconfirmedRelease, Undo
+from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import by_handler
 from fastlock._transport.parker import Parking
 from fastlock._transport.posted import PostedRelease
@@ -35,9 +36,17 @@ class Transport:
     """Base of the transports for threads and for asyncio. Each sets the attributes that it has, and documents them."""
 
     __slots__ = (
-        *("closed", "endpoint", "ever_connected", "queued_keys", "pending_undos", "queues", "settings", "stats"),
-        *("renewals", "unconfirmed", "resent"),
-        *("push_connection_lent", "connections", "push_connection", "idle", "parking"),  # of threads
+        *("closed", "endpoint", "ever_connected", "queued_keys", "expected_keys", "pending_undos", "queues"),
+        *("turn_end", "settings", "stats", "renewals", "unconfirmed", "resent"),
+        *(
+            "_mutex",
+            "push_connection_lent",
+            "connections",
+            "push_connection",
+            "idle",
+            "parking",
+            "taken_at",
+        ),  # of threads
         *("shared_timeouts", "open_stream", "sweep_timer"),  # of tasks
     )
 
@@ -45,6 +54,7 @@ class Transport:
     renewals: Renewals
     queues: LocalQueues
     queued_keys: dict[bytes, Any]  # names for which callers of this client wait, or among whom a lease circulates
+    expected_keys: dict[bytes, int]  # names that other clients wanted of late
     stats: Stats
     pending_undos: list[UndoDelivery]
     unconfirmed: dict[bytes, UndoDelivery | PostedRelease]  # releases that nobody waits for, not answered yet, by key
@@ -52,7 +62,10 @@ class Transport:
     settings: Settings
     endpoint: str
     ever_connected: bool
+    turn_end: float  # until when kept leases are taken without letting those run who hear recalls
     # of threads
+    taken_at: float  # when a kept lease was last asked for
+    _mutex: Any
     connections: list[Any]
     idle: list[Any]
     push_connection: Any
@@ -136,6 +149,54 @@ class Transport:
         warn_of_loss(unconfirmed.lease.name, "release")
         if unconfirmed.on_lost is not None:
             self.call_apart(unconfirmed.on_lost, unconfirmed.lease)
+
+    def prepare_to_keep(self, key: bytes) -> None:
+        """A lock that keeps its leases asks the server for this name: release one that is kept and does not last, and
+        see to it that recalls are heard."""
+        queues = self.queues
+        if key in queues.kept:
+            self.release_kept(queues.stop_keeping([key]))
+        if not queues.hears_recalls:
+            self.hear_recalls()
+
+    def release_kept_for(self, keys: Iterable[bytes]) -> None:
+        """These names are to be acquired: release their leases, where they are kept and nobody holds them."""
+        self.release_kept(self.queues.stop_keeping(keys))
+
+    def recalled(self, lease: Lease) -> None:
+        """A kept lease was recalled, which nobody holds: release it."""
+        self.release_kept([lease])
+
+    def release_kept(self, leases: Iterable[Lease], send: Callable[[UndoDelivery], object] | None = None) -> None:
+        """Release leases that were kept, and which nobody can take any more, by `send`, if that is given. Nobody waits
+        for that; a lease that is found lost may have been so while somebody held it, and counts."""
+        for lease in leases:
+            if lease._posted:
+                continue
+            lease._posted = True  # no call since the check: of two threads one releases it
+            try:
+                release = KeptRelease(lease, None, now, self.release_told, lease._deadline)
+                release.instead = self.undo
+                self.unconfirmed[lease._key] = delivery = UndoDelivery(release)
+                (send or self.deliver)(delivery)
+            except BaseException:  # a signal handler's: it is released later, once more if it was sent
+                self.unconfirmed.pop(lease._key, None)
+                lease._beside = True  # what that finds is no loss
+                lease._posted, self.queues.next_lapse = False, 0.0
+                raise
+            self.queues.released(lease)
+
+    def deliver(self, delivery: UndoDelivery) -> None:
+        """Send an undo over the connection that is likely to be used next; where there is none, over the next one."""
+        raise NotImplementedError
+
+    def hear_recalls(self) -> None:
+        """See to it that recalls of kept leases are heard."""
+        raise NotImplementedError
+
+    def wake_keeper(self) -> None:
+        """See to it that kept leases are released in time."""
+        raise NotImplementedError
 
     def call_apart(self, on_lost: Callable[[Lease], object], lease: Lease) -> None:
         """Call a user's function from where no connection is being read."""

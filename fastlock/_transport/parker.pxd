@@ -4,7 +4,8 @@ from cpython.pythread cimport PyThread_type_lock
 from libc.stdint cimport int64_t
 
 from fastlock._protocol.lease cimport Lease
-from fastlock._protocol.local_queue cimport LocalQueues, Waiter
+from fastlock._protocol.local_queue cimport LocalQueues
+from fastlock._protocol.waiters cimport Waiter
 
 cdef class Parker
 

@@ -24,7 +24,8 @@ from fastlock._core cimport Mutex
 from fastlock._libc cimport _now as nanoseconds, fastlock_exchange, fastlock_swap
 
 from fastlock._protocol.lease cimport Lease
-from fastlock._protocol.local_queue cimport LocalQueues, Waiter
+from fastlock._protocol.local_queue cimport LocalQueues
+from fastlock._protocol.waiters cimport Waiter
 
 from fastlock._protocol.lease import _BOOTTIME, now
 

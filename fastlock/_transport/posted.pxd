@@ -1,10 +1,19 @@
 # The types of posted.py where it is compiled.
 
+from fastlock._protocol.belief cimport Confirmation
 from fastlock._protocol.lease cimport Lease
 
 
-cdef class PostedRelease:
-    cdef readonly object transport, carrier, on_lost
+cdef class Posted:
+    cdef readonly object carrier
+
+
+cdef class PostedRelease(Posted):
+    cdef readonly object transport, on_lost
     cdef readonly Lease lease
     cdef readonly bytes key
     cdef readonly double end
+
+
+cdef class PostedConfirmation(Posted):
+    cdef readonly Confirmation confirmation

@@ -12,7 +12,7 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from fastlock import _native as native
 from fastlock._fork import at_fork, check
 from fastlock._protocol import handshake
 from fastlock._protocol.lease import Lease, now
-from fastlock._protocol.local_queue import LocalQueues, Waiter
+from fastlock._protocol.local_queue import LocalQueues
 from fastlock._protocol.renewal import Renewal, Renewals
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import (
@@ -40,9 +40,10 @@ from fastlock._protocol.steps import (
     Wait,
 )
 from fastlock._protocol.undo import SETTLE_TRIES, UnconfirmedRelease, Undo
-from fastlock._stream_errors import Broken, NoReply, by_handler
+from fastlock._protocol.waiters import Waiter
+from fastlock._stream_errors import Broken, NoReply, UnsolicitedData, by_handler
 from fastlock._transport import waiting
-from fastlock._transport.base import Transport
+from fastlock._transport.keeping import KeepThread, SyncKeeping
 from fastlock._transport.owners import ThreadOwner
 from fastlock._transport.parker import Parking
 from fastlock._transport.posted import PostedRelease
@@ -59,7 +60,7 @@ _WITHIN = (
 )
 
 
-class SyncTransport(Transport):
+class SyncTransport(SyncKeeping):
     """The connections of one client, and how its threads wait."""
 
     def __init__(self, settings: Settings, impl: ModuleType) -> None:
@@ -91,9 +92,14 @@ class SyncTransport(Transport):
         self.stats = Stats()
         self.renewals = Renewals(self.stats)
         self._renewal_thread = RenewalThread(self)
+        self._keep_thread = KeepThread(self, _at_exit)
+        self.turn_end = self.taken_at = 0.0
         self._queue_mutex: Any = self.impl.Mutex()
         self.queues = LocalQueues(self._queue_mutex, self.stats)
+        self.queues.poll = weakref.WeakMethod(self._read_now)
+        self.queues.keeper = weakref.ref(self)
         self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
+        self.expected_keys = self.queues.expected
         self.push_connection: Connection | None = None  # on which push messages come
         self.parking = Parking()
         self.push_connection_lent = 0  # 1: the push connection is not in `idle`, as somebody waits
@@ -138,23 +144,15 @@ class SyncTransport(Transport):
             driver.fail(error)
             raise
         finally:
-            if self.push_connection_lent and not self.queued_keys:
+            if self.push_connection_lent and not (self.queued_keys or self.queues.by_entry):
                 self._back_among_the_idle()
 
     def _back_among_the_idle(self) -> None:
         """Return the push connection to the idle ones, where nobody waits any more but replies to undos are pending
         there: one may be a refusal, and the next caller of the connection reads it."""
-        with self._mutex:
-            push_connection = self.push_connection
-            if (
-                self.push_connection_lent
-                and push_connection is not None
-                and push_connection.error is None
-                and push_connection.stream.pending
-                and not self.queued_keys
-            ):
-                self.push_connection_lent = 0
-                self.idle.append(push_connection)
+        push_connection = self.push_connection
+        if push_connection is not None and push_connection.stream.pending:
+            waiting.take_back(self)
 
     def _perform(self, step: Performed) -> Any:
         """Carry out a step; returns its answer."""
@@ -169,7 +167,7 @@ class SyncTransport(Transport):
                 native.refuse_greenlet("the lock is held")
             return self._sleep(step.seconds)
         if isinstance(step, GetSession):
-            return self._session_after_close() if self.closed and step.allowed_after_close else self.get_session()
+            return self.get_session()
         return self.protocol_violation(step)
 
     def _sleep(self, seconds: float) -> None:
@@ -205,10 +203,14 @@ class SyncTransport(Transport):
             finally:
                 if owner:  # another thread has set a push connection meanwhile
                     self.idle.append(fresh)
-        with self._mutex:
-            if removed(self.idle, push_connection):
-                self.push_connection_lent = 1
+        waiting.lend(self, push_connection)
         return push_connection
+
+    def _read_now(self) -> None:
+        """Take the replies that have come by now, where no other thread reads them."""
+        for connection in list(self.connections):
+            if connection.error is None and connection.stream.pending and not self._would_deadlock(connection):
+                waiting.read_now(connection)
 
     def _would_deadlock(self, connection: Connection) -> bool:
         """Whether this thread would wait for itself on the connection, as a signal handler may: see
@@ -218,6 +220,8 @@ class SyncTransport(Transport):
     def _enter(self, request: Enter) -> Any:
         """Join or look as the fast path does, where no other thread uses the push connection; else like any other
         request."""
+        if self.queues.kept:
+            self.release_kept_for(request.acquires())
         if self.unconfirmed:
             self._settle(request)
         connection = waiting.push_connection_of(self)
@@ -249,6 +253,8 @@ class SyncTransport(Transport):
         owner = False
         try:  # from here on, as a signal handler may run between getting a connection and using it
             try:
+                if self.queues.kept:
+                    self.release_kept_for(request.acquires())
                 if self.unconfirmed and request.settles:
                     self._settle(request)
                 if request.needs_push:
@@ -271,7 +277,7 @@ class SyncTransport(Transport):
             if not owner and self._would_deadlock(connection):
                 return ConnectionLost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
             if self.pending_undos:
-                self._flush_undos_over(connection)
+                self.flush_undos_over(connection)
             return connection.execute(request, waiting.spin_seconds(self))
         finally:
             if owner and connection.error is None:
@@ -316,8 +322,11 @@ class SyncTransport(Transport):
                     connection = self._share_connection() if self.connections else None
             if connection is None or self._would_deadlock(connection):
                 return False
+            if not connection.stream.usable():  # what is sent over it is not executed, and nobody would tell of a loss
+                connection.fail(UnsolicitedData("the server closed the connection"))
+                return False
             if self.pending_undos:
-                self._flush_undos_over(connection)
+                self.flush_undos_over(connection)
             return self.post_over(connection, unconfirmed)
         finally:
             if owner and connection.error is None:
@@ -346,28 +355,14 @@ class SyncTransport(Transport):
 
     def _execute_after_close(self, request: Request) -> Any:
         """Send a request of a closed client, over a connection that is opened for it alone."""
-        with self._last_connection() as connection:
-            return connection.execute(request, 0.0) if isinstance(connection, Connection) else connection
-
-    def _session_after_close(self) -> Any:
-        """As `get_session`, of a closed client."""
-        with self._last_connection() as connection:
-            return connection.session if isinstance(connection, Connection) else connection
-
-    @contextlib.contextmanager
-    def _last_connection(self) -> Iterator[Connection | ConnectionLost]:
-        """A connection of a closed client, for one request; or `ConnectionLost`."""
-        connection: Connection | None = None
         try:
-            try:
-                connection = Connection(self, self.settings)
-            except CONNECT_ERRORS as error:
-                yield self.not_sent(error)
-            else:
-                yield connection
+            connection = Connection(self, self.settings)
+        except CONNECT_ERRORS as error:
+            return self.not_sent(error)
+        try:
+            return connection.execute(request, 0.0)
         finally:
-            if connection is not None:
-                connection.fail(errors.ClientClosedError("this client was closed"))
+            connection.fail(errors.ClientClosedError("this client was closed"))
 
     def get_session(self) -> Any:
         """A session with the server (over whichever connection), or `ConnectionLost`."""
@@ -408,13 +403,8 @@ class SyncTransport(Transport):
                     connection = self._free_idle()
                     if connection is not None:
                         (_,), owner = map(REMOVE, (self.idle,), (connection,)), True
-                    elif (
-                        self.push_connection_lent
-                        and not self.queued_keys
-                        and self.push_connection is not None
-                        and self.push_connection.error is None
-                    ):
-                        self.push_connection_lent, connection, owner = 0, self.push_connection, True
+                    elif waiting.take_back(self):
+                        continue
                     elif len(self.connections) + len(self._opening) < self.settings.max_connections:
                         self._opening.add(mark)
                         return None, True
@@ -490,14 +480,20 @@ class SyncTransport(Transport):
 
     def undo(self, undo: Undo) -> None:
         """Send an undo, for whose reply nobody waits; where there is no connection, it is sent over the next one."""
-        delivery, connection = UndoDelivery(undo), undo.connection
-        if not isinstance(connection, Connection) or connection.error is not None:
-            if connection is not None:
-                delivery.outlived_by(connection.session)
-            with self._mutex:
-                connection = self.connections[0] if self.connections else None
-        if connection is not None:
+        connection = undo.connection
+        delivery = UndoDelivery(undo)
+        if isinstance(connection, Connection) and connection.error is None:
             connection.post(delivery)
+            return
+        if connection is not None:
+            delivery.outlived_by(connection.session)
+        self.deliver(delivery)
+
+    def deliver(self, delivery: UndoDelivery) -> None:
+        with self._mutex:
+            likely = [*self.idle[-1:], *self.connections[:1]]
+        if likely:
+            likely[0].post(delivery)
             return
         self.defer(delivery)
         self.flush_after_close()
@@ -509,7 +505,7 @@ class SyncTransport(Transport):
             try:
                 connection, owner = self._get_connection(now())
                 try:
-                    self._flush_undos_over(connection)
+                    self.flush_undos_over(connection)
                 finally:
                     if owner and connection.error is None:
                         self.idle.append(connection)
@@ -518,7 +514,7 @@ class SyncTransport(Transport):
                 if by_handler(error):
                     raise
 
-    def _flush_undos_over(self, connection: Connection) -> None:
+    def flush_undos_over(self, connection: Connection) -> None:
         """Send over a connection the undos that are pending by now, each by one thread only."""
         for _ in range(len(self.pending_undos)):
             delivery: UndoDelivery | None = None
@@ -556,7 +552,9 @@ class SyncTransport(Transport):
         """End all connections, after what is in flight was answered (1 second at most), and send the pending undos (1
         or 2 seconds more, where the server does not answer). Waiters get ClientClosedError."""
         check()
+        self.queues.ended = True
         try:
+            self.release_kept(self.queues.recalls_heard(False))
             self.flush_pending_undos()
         finally:
             try:
@@ -564,6 +562,7 @@ class SyncTransport(Transport):
             finally:
                 self._ended = True
                 self._renewal_thread.wake()  # to end
+                self._keep_thread.stop()
             self.flush_after_close()
             self._await_apart()
 
@@ -575,7 +574,7 @@ class SyncTransport(Transport):
             try:
                 connection = Connection(self, replace(self.settings, connect_timeout=CLOSE_SECONDS))
                 connection.last = True
-                self._flush_undos_over(connection)
+                self.flush_undos_over(connection)
                 connection.drain(now() + CLOSE_SECONDS)
             except Exception as error:  # also from a credential provider
                 if by_handler(error):
@@ -625,6 +624,7 @@ class SyncTransport(Transport):
         the parent's sockets."""
         for connection in self.connections:
             connection.sock.close()
+        self._keep_thread.forget_parent()
         self._start()
         if self.closed:
             self._closing.release()
@@ -658,6 +658,7 @@ def _end(transport: SyncTransport, until: float) -> None:
     if not transport.closed:
         # A credential provider may raise, which must not cost the other clients their undos
         with contextlib.suppress(Exception):
+            transport.release_kept(transport.queues.recalls_heard(False))
             transport.flush_pending_undos()
     for connection in list(transport.connections):
         connection.drain(until)

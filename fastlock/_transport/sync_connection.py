@@ -21,7 +21,7 @@ from fastlock._protocol import commands, handshake
 from fastlock._protocol.lease import now
 from fastlock._protocol.steps import Answer, Command, ConnectionLost, RawCommands, Request
 from fastlock._stream_errors import Broken, NoReply, UnsolicitedData
-from fastlock._transport.posted import PostedRelease
+from fastlock._transport.posted import Posted
 from fastlock._transport.settings import Settings
 from fastlock._transport.sockets import open_socket, shut
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
@@ -201,7 +201,7 @@ class Connection:
                 self.transport.flush_after_close()
             return
         try:
-            self.stream.flush(0.0)
+            self.stream.flush(self.reply_timeout)  # which waits only where the server takes no more bytes
         except STREAM_ERRORS as error:
             self.fail(error)
 
@@ -240,7 +240,7 @@ class Connection:
         shut(self.sock)  # wakes the thread that reads; the socket is closed when no thread refers to it any more
         final = isinstance(error, errors.ClientClosedError)
         for pending_reply in self.in_flight:
-            if isinstance(pending_reply, UndoReply | PostedRelease):
+            if isinstance(pending_reply, UndoReply | Posted):
                 pending_reply.connection_broke(self.transport, self.session)
             elif pending_reply is not None:
                 lost = ConnectionLost(

@@ -3,21 +3,26 @@
 import cython
 
 from fastlock._core cimport SocketStream
+from fastlock._protocol.belief cimport Confirmation
 from fastlock._protocol.lease cimport Lease
-from fastlock._protocol.local_queue cimport LocalQueue, Waiter
+from fastlock._protocol.local_queue cimport LocalQueue
+from fastlock._protocol.waiters cimport Waiter
 from fastlock._transport.base cimport Transport
 from fastlock._transport.parker cimport Parker, check_signals, clock
-from fastlock._transport.posted cimport PostedRelease
+from fastlock._transport.posted cimport PostedConfirmation, PostedRelease
 
-cdef double _SPIN_SECONDS
+cdef double _SPIN_SECONDS, _YOUNG_SECONDS
 
 
 @cython.locals(queue=LocalQueue, at=double, parker=Parker)
 cpdef wait(Transport transport, Waiter waiter, double until)
 
 cpdef park(Transport transport, Waiter waiter, Parker parker, double until)
-cdef _listen(connection, pending, wake, double at)
+cpdef listen(connection, pending, wake, double at)
 cpdef push_connection_of(Transport transport)
+cpdef list idle_connections(Transport transport)
+cpdef lend(Transport transport, connection)
+cpdef bint take_back(Transport transport) except -1
 
 
 @cython.locals(spin=double)
@@ -30,6 +35,18 @@ cpdef send_hand_over(Transport transport, connection, bytes key, bytes token)
 
 @cython.locals(posted=PostedRelease)
 cpdef bint post_release(Transport transport, connection, Lease lease, on_lost) except -1
+
+
+@cython.locals(posted=PostedConfirmation, alive=bint)
+cpdef post_confirmation(Transport transport, connection, LocalQueue queue, Confirmation confirmation)
+
+cdef _flush(connection)
+
+
+@cython.locals(confirmation=Confirmation)
+cpdef read_confirmation(Transport transport, Lease lease)
+
+cpdef read_now(connection)
 
 
 @cython.locals(compiled=SocketStream)

@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 from fastlock._errors import ClientClosedError
 from fastlock._implementation import default
 from fastlock._native import allocate_lock
-from fastlock._protocol.commands import enter, hand_over, hand_over_template
+from fastlock._protocol.belief import Confirmation
+from fastlock._protocol.commands import CONFIRM, enter, hand_over, hand_over_template
 from fastlock._protocol.lease import Lease
-from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue, Waiter
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue
+from fastlock._protocol.moments import LEAST_MOMENT
+from fastlock._protocol.waiters import Waiter
+from fastlock._stream_errors import by_handler
 from fastlock._transport.base import Transport
 from fastlock._transport.parker import Parker, check_signals, clock
-from fastlock._transport.posted import PostedRelease
+from fastlock._transport.posted import PostedConfirmation, PostedRelease
 from fastlock._transport.sync_connection import SPIN_SECONDS, Connection
-from fastlock._transport.writing import STREAM_ERRORS
+from fastlock._transport.writing import REMOVE, STREAM_ERRORS
 
 if TYPE_CHECKING:
     from _thread import LockType
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
 _STREAM, _PENDING_REPLY = default.SocketStream, default.PendingReply
 _SPIN_SECONDS: float = SPIN_SECONDS  # typed, where this is compiled
+_YOUNG_SECONDS: float = LEAST_MOMENT / 4
 
 
 def wait(transport: Transport, waiter: Waiter, until: float) -> None:
@@ -59,7 +64,7 @@ def wait(transport: Transport, waiter: Waiter, until: float) -> None:
         if transport.closed:
             raise ClientClosedError("this client was closed")
         if pending is not None:
-            _listen(connection, pending, wake, at)
+            listen(connection, pending, wake, at)
         else:
             parker.park(at)
     finally:
@@ -79,7 +84,7 @@ def park(transport: Transport, waiter: Waiter, parker: Parker, until: float) -> 
         raise ClientClosedError("this client was closed")
 
 
-def _listen(connection: Connection, pending: _stream.PendingReply, wake: LockType, at: float) -> None:
+def listen(connection: Connection, pending: _stream.PendingReply, wake: LockType, at: float) -> None:
     """Sleep until the pending reply is resolved, or until `at`; meanwhile read for all, if no other thread reads."""
     stream = connection.stream
     try:
@@ -108,9 +113,41 @@ def push_connection_of(transport: Transport) -> Any:
     connection = transport.push_connection
     if connection is None or connection.error is not None or not connection.subscribed:
         return None
-    if not transport.push_connection_lent or transport.pending_undos or transport.closed:
+    if transport.pending_undos or transport.closed:
         return None
-    return connection
+    if not transport.push_connection_lent:
+        lend(transport, connection)
+    return connection if transport.push_connection_lent else None
+
+
+def lend(transport: Transport, connection: Connection) -> None:
+    """Take the push connection out of the idle ones, if it is one: somebody is going to wait."""
+    with transport._mutex:
+        try:  # no signal handler runs between the two
+            (_,), transport.push_connection_lent = map(REMOVE, (transport.idle,), (connection,)), 1
+        except ValueError as gone:  # a caller has it, or it is lent already
+            if by_handler(gone):
+                raise
+
+
+def idle_connections(transport: Transport) -> list[Any]:
+    """The idle connections. If there are none, the push connection is one again, unless somebody waits."""
+    if not transport.idle and transport.push_connection_lent:
+        take_back(transport)
+    return transport.idle
+
+
+def take_back(transport: Transport) -> bool:
+    """Put the push connection back among the idle ones, unless somebody waits for a name. Returns whether it was."""
+    with transport._mutex:
+        connection = transport.push_connection
+        if connection is None or connection.error is not None or transport.closed:
+            return False
+        if not transport.push_connection_lent or transport.queued_keys or transport.queues.by_entry:
+            return False
+        transport.push_connection_lent = 0
+        transport.idle.append(connection)
+        return True
 
 
 def send_enter(
@@ -137,7 +174,7 @@ def send_hand_over(transport: Transport, connection: Connection, key: bytes, tok
 
 def post_release(transport: Transport, connection: Connection, lease: Lease, on_lost: Any) -> bool:
     """Send a release that nobody waits for. False: it was not sent, as the connection is broken."""
-    posted = PostedRelease(transport, connection, lease, on_lost, lease._deadline)
+    posted = PostedRelease(transport, connection, lease, on_lost, lease._latest_end())
     template = hand_over_template(connection.impl.Template, lease._key)
     with connection.mutex:  # or who fails the connection would not find it
         if connection.error is not None:
@@ -148,11 +185,64 @@ def post_release(transport: Transport, connection: Connection, lease: Lease, on_
         except BaseException:  # a signal handler's: the release is carried out otherwise
             transport.unconfirmed.pop(lease._key, None)
             raise
+    _flush(connection)
+    return True
+
+
+def post_confirmation(
+    transport: Transport, connection: Connection, queue: LocalQueue, confirmation: Confirmation
+) -> None:
+    """Send the look that confirms a believed grant, for whose reply nobody waits."""
+    template = _cached(queue, connection.impl.Template, enter, (confirmation.address, False, CONFIRM))
+    posted = PostedConfirmation(connection, confirmation)
+    with connection.mutex:
+        alive = connection.error is None
+        if alive:
+            confirmation.carrier, confirmation.sent = connection, clock()
+            connection.stream.put(template, posted, b"", confirmation.lease._raw_token, confirmation.ms)
+    if alive:
+        _flush(connection)
+    else:
+        transport.undo(confirmation.undo())
+
+
+def _flush(connection: Connection) -> None:
     try:
         connection.stream.flush(connection.reply_timeout)  # which waits only where the server takes no more bytes
     except STREAM_ERRORS as error:
         connection.fail(error)
-    return True
+
+
+def read_confirmation(transport: Transport, lease: Lease) -> None:
+    """Take the confirmation of a grant that is believed, if it has come and the moment is not young: until then the
+    lease may be handed over without."""
+    confirmation = lease._confirmation
+    if confirmation is None or clock() - lease._since < _YOUNG_SECONDS:
+        return
+    mutex: Any = transport.queues.mutex
+    connection = confirmation.carrier
+    if connection is None:
+        confirmation.read()
+    elif connection.error is None and not connection.stream.in_use_by_caller(mutex.mine()):
+        read_now(connection)
+
+
+def read_now(connection: Connection) -> None:
+    """Take the replies that have come by now, if no thread reads here."""
+    pending, wake, stream = _PENDING_REPLY(), allocate_lock(), connection.stream
+    wake.acquire()
+    try:
+        if stream.lead(pending, wake):
+            stream.receive(0.0, 0.0)
+    except STREAM_ERRORS as error:
+        connection.fail(error)
+    finally:  # not by a call: a signal handler may raise as that begins
+        pending.cancelled = True
+        try:
+            stream.resign(pending)
+        except BaseException:  # interrupted in it: no other thread could resign for this pending reply
+            stream.resign(pending)
+            raise
 
 
 def send_command(
@@ -199,6 +289,9 @@ def _cached(
 
 
 def spin_seconds(transport: Transport) -> float:
-    """How long to poll for a reply before sleeping: not while other threads wait for theirs."""
+    """How long to poll for a reply before sleeping: not while other threads wait for theirs, nor where the server is
+    far."""
+    if transport.queues.far():
+        return 0.0
     busy = len(transport.connections) - len(transport.idle) - transport.push_connection_lent
     return _SPIN_SECONDS if busy <= 1 else 0.0

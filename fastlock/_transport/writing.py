@@ -49,6 +49,8 @@ def write_request(stream: Stream, session: handshake.Session, request: Request, 
         stream.expect_long()
     if isinstance(request, Command):
         stream.put(stream.templates[request.opcode], pending_reply, request.key, request.token, request.ms)
+    elif isinstance(request, CommandBatch) and (calls := request.calls(session.capabilities)):
+        stream.put_calls(pending_reply, calls)
     elif isinstance(request, CommandBatch):
         stream.put_many(stream.templates[request.opcode], pending_reply, request.names, request.tokens, request.ms)
     elif isinstance(request, RawCommands):

@@ -140,7 +140,10 @@ def test_rows_are_complete_and_true(document: dict[str, Any]) -> None:
         assert row["grants"] == sample["grants"], where
         assert 0 < sample["released"] == sample["acquired"] <= sample["attempts"], where
         assert (row["violations"], row["failures"]) == (0, 0), where
-        assert row["wait_us"]["count"] >= sample["acquired"], where
+        asked = 1 if name == "recall" else sample["acquired"]  # there only the waits of one client count
+        assert asked <= row["wait_us"]["count"] and (name == "recall") == (row["wait_us"]["count"] < row["grants"]), (
+            where
+        )
         assert row["release_us"]["count"] == sample["released"], where
         if document["scenarios"][name]["parameters"].get("hold_ms"):
             assert row["punctual_us"]["count"] == row["wait_us"]["count"], where

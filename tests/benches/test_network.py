@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ import redis
 from fastlock import embedded
 from fastlock._cli.console import Refusal
 from fastlock.benches import budgets
+from fastlock.benches.contention import analysis, clients, contests
+from fastlock.benches.contention.log import LATE, Grant
 from fastlock.benches.plan import NETWORKED, Options, make_plan
 from fastlock.benches.raw import RawSocket
 from fastlock.benches.relay import Relay, why_not
-from fastlock.benches.stats import Row, Spread
+from fastlock.benches.stats import Percentiles, Row, Spread
 
 MS = 1_000_000  # nanoseconds
 pytest.importorskip("fastlock.benches._relay", reason="the relay is compiled")
@@ -138,15 +142,42 @@ def judged(scenario: str, points: dict[float | None, dict[str, float]], **more: 
 def test_bounds_are_round_trips() -> None:
     """Of a round trip, two are measured at a time."""
     pair = {"round trip": 500.0, "unconfirmed": 900.0, "redis-py": 400.0}
-    assert judged("pair", {1.0: pair}) == [(pytest.approx(1.11, abs=0.01), True), (2.25, True)]
-    assert judged("pair", {1.0: pair | {"unconfirmed": 800.0}}) == [(1.25, False), (2.0, True)]
-    assert judged("pair", {5.0: pair}) == [(None, False), (2.25, True)]
+    pair["kept"] = 3e5
+    assert judged("pair", {1.0: pair}) == [(pytest.approx(1.11, abs=0.01), True), (2.25, True), (3e5, True)]
+    assert judged("pair", {1.0: pair | {"unconfirmed": 800.0}}) == [(1.25, False), (2.0, True), (3e5, True)]
+    assert judged("pair", {5.0: pair}) == [(None, False), (2.25, True), (None, False)]
+    assert judged("tasks", {1.0: {"kept": 3e5}}) == [(3e5, False)]
     assert judged("hot", {1.0: {"round trip": 500.0, "fair": 450.0}}, hold_ms=1) == [(0.9, True)]
     assert judged("hot", {1.0: {"round trip": 500.0, "fair": 400.0}}, hold_ms=1) == [(0.8, False)]
-    assert judged("handover", {1.0: {"round trip": 500.0, "fastlock": 800.0}}) == [(1.25, False)]
+    handover = {"round trip": 500.0, "fastlock": 800.0, "kept": 600.0}
+    assert judged("handover", {1.0: handover}) == [(0.75, False), (1.25, False)]
     sale = {x: {"fastlock": rate, "redis-py": 100.0} for x, rate in ((0.2, 300.0), (1.0, 150.0), (5.0, 140.0))}
     assert judged("flash-sale", {**sale}) == [(1.4, False)]
-    assert judged("pair", {}) == [(None, False), (None, False)]
+    assert judged("pair", {}) == [(None, False)] * 3
+    waits = Percentiles(1, 1, 3100.0, 1, 1, 5)
+    kept = replace(row("kept", 100.0), wait_us=waits)
+    results = {
+        "recall": budgets.ScenarioResult({1.0: {"kept": kept, "round trip": row("round trip", 500.0)}}, {"hold_ms": 1})
+    }
+    (verdict,) = budgets.judge(results, ("recall",), network=True)
+    assert (verdict.measured, verdict.met) == (pytest.approx(2.1), True)
+    assert judged("recall", {1.0: {"kept": 100.0}}) == [(None, False)]
+
+
+def test_who_asks_now_and_then_has_arrivals_and_the_first_client_none() -> None:
+    recall = replace(contests.SCENARIOS["recall"].contest, clients=3)
+    first, *others = clients.arrivals(recall, 7, 2.0)
+    assert first == [] and [len(stream) for stream in others] == [40, 40] and others[0] != others[1]
+    assert all(stream[0] > 0 and stream[-1] < 2e9 for stream in others)
+    assert all(after - before >= 25e6 for stream in others for before, after in itertools.pairwise(stream))
+    assert clients.arrivals(recall, 7, 2.0) == [first, *others]
+
+
+def test_only_waits_of_those_who_ask_count_in_a_recall() -> None:
+    contest = contests.SCENARIOS["recall"].contest
+    records = [Grant(0, 0, 0, 0, 50, 60, 70), Grant(1, 0, 30, 35, 90, 95, 99), Grant(0, 0, 80, 80, 120, 130, 140)]
+    found = analysis.measure(contest, records, [[0] * (LATE + 1)] * 2, [], 0, 1.0)
+    assert found.times["wait"] == [60] and found.counts["grants"] == 3
 
 
 # ----------------------------------------------------------------------------------------------------- whole runs

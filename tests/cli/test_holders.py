@@ -279,7 +279,7 @@ def holder(**values: Any) -> Holder:
     nothing = dict.fromkeys(
         ("process", "host", "pid", "connected", "owner", "since", "left", "mode", "permits", "depth")
     )
-    return Holder(**{**nothing, "mine": False, **values})
+    return Holder(**{**nothing, "mine": False, "kept": False, **values})
 
 
 @pytest.mark.parametrize(

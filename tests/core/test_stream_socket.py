@@ -173,6 +173,18 @@ def test_a_reset_is_an_error(layer: ModuleType) -> None:
         assert caught.value.errno == errno.ECONNRESET
 
 
+def test_usable_notices_the_end_behind_what_was_not_read(layer: ModuleType, ends: Any) -> None:
+    stream, reply = layer.SocketStream(ends[0]), layer.PendingReply()
+    stream.put_command(reply, (b"GET",))
+    stream.flush(LONG)
+    assert stream.usable() is True
+    ends[1].sendall(b":1\r\n")
+    assert stream.usable() is True, "a reply that is pending"
+    ends[1].close()
+    assert stream.usable() is False
+    assert stream.receive(LONG, 0.0) and reply.reply == 1
+
+
 def test_usable_notices_unrequested_bytes(layer: ModuleType, ends: Any) -> None:
     stream = layer.SocketStream(ends[0])
     assert stream.usable() is True

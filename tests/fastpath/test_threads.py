@@ -19,10 +19,11 @@ from fastlock._protocol import commands
 from fastlock._protocol.acquire import LAST_TRY_SECONDS
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, now
-from fastlock._protocol.local_queue import LocalQueues, Waiter
+from fastlock._protocol.local_queue import LocalQueues
 from fastlock._protocol.release import HandOver
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Answer, Enqueue, ProtocolViolation
+from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import Broken
 from fastlock._transport.base import Transport
 from fastlock._transport.owners import thread_owner
@@ -46,7 +47,7 @@ class FakeTransport(Transport):
         self.parking = Parking()
         self.stats = Stats()
         self.queues = LocalQueues(default.Mutex(), self.stats)
-        self.queued_keys = self.queues.by_key
+        self.queued_keys, self.expected_keys = self.queues.by_key, self.queues.expected
         self.waited: list[Any] = []
         self.meanwhile: Callable[[Any], object] = lambda waiter: None  # what happens to the waiter
         self.reply_timeout, self.error, self.busy = 5.0, None, BUSY
@@ -238,7 +239,7 @@ def test_a_release_ends_the_lease_of_its_owner_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"fence": True}, {"fair": True}, {"blocking_timeout": 0}], ids=lambda settings: next(iter(settings))
+    "settings", [{"fence": True}, {"blocking_timeout": 0}], ids=lambda settings: next(iter(settings))
 )
 def test_special_settings_are_not_for_the_fast_path(settings: dict[str, Any]) -> None:
     transport = FakeTransport(None)

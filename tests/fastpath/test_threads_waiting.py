@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import LONG, NAME, QUEUE, SOON, held, queued, until, wait_with
+from support.child_client import LONG, NAME, QUEUE, SOON, confirmed, held, queued, until, wait_with
 from support.faultproxy import FaultProxy, replace, stall, swallow
 
 from fastlock._errors import LockNotOwnedError, ResponseError
@@ -62,11 +62,12 @@ async def subscribed(api: Api, proxy: FaultProxy, other: Any, probe: redis.Redis
     await queued(api, probe, 1)
     await api.get(holder.release())
     assert await job.get(SOON) is True
+    await confirmed(api, lock)
     await api.get(lock.release())
     return client
 
 
-async def test_a_waiter_is_granted_after_two_enters(
+async def test_a_waiter_joins_and_confirms(
     api: Api, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, requests: list[Any]
 ) -> None:
     other = api.client(server.unix_url)
@@ -78,7 +79,7 @@ async def test_a_waiter_is_granted_after_two_enters(
     await queued(api, probe, 1)
     await api.get(holder.release())
     assert await job.get(SOON) is True
-    assert client.get_stats()["commands"] == before + 3, "SET, and two enters"
+    assert client.get_stats()["commands"] == before + 2, "it joins at once, as others wanted the name just now"
     assert [request for request in requests if request.needs_push] == [], "the fast path sends them"
     await api.get(lock.release())
     assert client.get_stats()["remote_handovers"] == 2
@@ -94,7 +95,7 @@ async def test_an_enter_that_meets_a_fault_is_left_to_the_slow_path(
     holder = await held(api, other)
     if enter == "first":
         armed = proxy.arm(FAULTS[fault], command="EVALSHA")
-    lock, job = wait_with(api, client)
+    lock, job = wait_with(api, client, auto_renew=True)  # so that it believes no message
     if enter == "second":
         await queued(api, probe, 1)
         armed = proxy.arm(FAULTS[fault], command="EVALSHA")
@@ -144,7 +145,7 @@ async def test_a_grant_answered_after_its_lease_is_entered_for_again(
     other = api.client(server.unix_url)
     client = await subscribed(api, proxy, other, probe)
     holder = await held(api, other)
-    lock, job = wait_with(api, client, timeout=0.1)
+    lock, job = wait_with(api, client, timeout=0.1, auto_renew=True)
     await queued(api, probe, 1)
     armed = proxy.arm(stall(), command="EVALSHA")
     await api.get(holder.release())

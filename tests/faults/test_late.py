@@ -17,6 +17,7 @@ import pytest
 import redis
 import redis.asyncio
 from support.apis import Api
+from support.child_client import confirmed
 from support.faultproxy import FaultProxy, stall, swallow
 from support.redispy import ending
 from support.servers import standstill
@@ -102,6 +103,7 @@ async def wait_as_two(api: Api, client: Any, lock: Any) -> None:
     await joined(api, client)
     await api.get(first.release())
     assert await job.get() is True
+    await confirmed(api, lock)
 
 
 async def joined(api: Api, client: Any) -> None:

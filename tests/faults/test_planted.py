@@ -34,8 +34,8 @@ def planted(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
 
 
 async def test_fences_reserved_but_not_used_are_detected(api: Api, server: Server, probe: redis.Redis) -> None:
-    old, new = "redis.call('GET', KEYS[3]) or 0) or 0) + 1", "redis.call('GET', KEYS[3]) or 0) or 0) + 1000000"
-    with planted(in_scripts(old, new, commands.ENTER_LUA)):
+    scripts = commands.ENTER_LUA, commands.HAND_OVER_LUA, commands.LEAVE_LUA
+    with planted(in_scripts("last + 1)", "last + 1000000)", *scripts)):
         await test_fence.test_fences_do_not_run_ahead_of_the_clock(api, server, probe, fair=True)
 
 
@@ -51,7 +51,7 @@ async def test_batch_that_sends_an_already_released_lease_is_detected(
 async def test_dropped_undo_is_detected(api: Api, server: Server, probe: redis.Redis) -> None:
     def plant(patch: pytest.MonkeyPatch) -> None:
         forgets: Callable[[Any, Any], None] = lambda transport, _: transport.pending_undos.clear()  # noqa: E731
-        patch.setattr(sync.SyncTransport, "_flush_undos_over", forgets)
+        patch.setattr(sync.SyncTransport, "flush_undos_over", forgets)
         patch.setattr(aio.AsyncTransport, "_post_pending_undos", forgets)
 
     with planted(plant):

@@ -113,3 +113,40 @@ def test_wait_for_a_connection_interrupted_at_any_point(impl: str, server: Serve
         if not raised:
             break
     assert step > 10
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("operation", ["take", "first", "release", "leave", "lapse"])
+@pytest.mark.parametrize("kind", [Interrupt, ValueError])
+def test_a_kept_lease_interrupted_at_any_point(
+    impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, kind: Any
+) -> None:
+    """The name is kept or free afterwards, and what is kept can be taken; a client that is closed keeps nothing."""
+    for step in itertools.count(1):
+        with fastlock.Client.from_url(server.unix_url, max_connections=1) as client:
+            transport: Any = client._transport
+            lock = client.lock(NAME, timeout=60, keep=60)
+            while not transport.queues.kept:
+                with lock:
+                    pass
+            if operation == "first":
+                transport.release_kept(transport.queues.stop_keeping())
+            if operation in ("release", "leave"):
+                lock.acquire()
+            if operation == "lapse":
+                transport.queues.kept[NAME.encode()].keep_until = -1.0
+            calls = {
+                "release": lock.release,
+                "leave": lambda lock=lock: lock.__exit__(None, None, None),
+                "lapse": lambda transport=transport: transport.release_kept(transport.queues.lapsed(0.0)),
+            }
+            raised = raise_at(step, STACK, calls.get(operation, lock.acquire), kind)
+            assert transport.connections == transport.idle, f"point {step}"
+            if lock.lease is not None and (operation != "leave" or (EXIT_IS_PYTHON and step == 1)):
+                lock.release()
+            assert lock.acquire(blocking=False), f"point {step}: nobody holds it"
+            lock.release()
+        assert not probe.exists(NAME), f"point {step}"
+        if not raised:
+            break
+    assert step > 1 or (operation == "leave" and not EXIT_IS_PYTHON)

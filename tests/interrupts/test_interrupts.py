@@ -23,6 +23,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -165,8 +166,8 @@ MISTAKES = {
         "sync.SyncTransport.undo_interrupted = once",
     ),
     "a batch is not undone": ("many", "batch_operations.AcquireMany.abandon = lambda self, queues, clock: []"),
-    # a fair lock's release takes a script: one signal in 30 reveals the mistake, in the other modes one in 300 or none
-    "a release is not carried out": ("fair", "release.Release.abandon = lambda self, queues, clock: []"),
+    # a release that nobody waits for: in most other modes one signal in 300 reveals the mistake, or none
+    "a release is not carried out": ("unconfirmed", "release.Release.abandon = lambda self, queues, clock: []"),
     "a popped connection is not kept": ("fence", "sync.POP = lambda idle: (idle.pop(), sum(range(500)))[0]"),
     "an interrupted waiter stays": ("wait", "acquire.Acquire.leave = lambda self, waiter, lease, clock: None"),
     "a handler's OSError is taken for the connection's": ("connect", "sockets.by_handler = lambda error: False"),
@@ -516,10 +517,11 @@ async def test_timeout_of_asyncio(api: Api, proxy: FaultProxy, probe: redis.Redi
 async def test_failure_in_a_task_group(api: Api, server: Server, probe: redis.Redis, no_leaks: Any) -> None:
     """One task fails: the tasks that wait, hold and release are cancelled, and every lock is released."""
     client = api.client(server.unix_url)
+    names = [f"group:{number}" for number in range(5)]
 
     async def user(number: int) -> None:
         while True:
-            async with client.lock(f"group:{number % 5}", sleep=0.001):
+            async with client.lock(names[number % 5], sleep=0.001):
                 await asyncio.sleep(0)
 
     async def fail_after(steps: int) -> None:
@@ -534,8 +536,11 @@ async def test_failure_in_a_task_group(api: Api, server: Server, probe: redis.Re
                     group.create_task(user(number))
                 group.create_task(fail_after(steps))
         assert caught.group_contains(ZeroDivisionError) and len(caught.value.exceptions) == 1
-        assert not await client.lock("barrier").locked()
-        assert not probe.exists(*(f"group:{number}" for number in range(5)))
+        end = time.monotonic() + 10
+        while left := [(name, token, probe.pttl(name)) for name in names if (token := probe.get(name))]:
+            # An undo is sent again where the server does not know its script yet
+            assert time.monotonic() < end, (steps, left, client.get_stats())
+            await asyncio.sleep(0)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # the client is left open on purpose

@@ -262,7 +262,7 @@ async def test_no_token_is_shown(api: Api, server: Server, probe: redis.Redis) -
     job = api.start(client.lock(NAME, fair=True, timeout=LONG, thread_local=False).acquire)
     (entry,) = await queued(api, probe, 1)
     shown = repr(await described(api, client))
-    for secret in (lock.lease.token[19:], entry[25:41], entry[64:]):
+    for secret in (lock.lease.token[19:], entry[25:41], entry[65:]):
         assert len(secret) == 16 and secret.decode() not in shown
     probe.flushall()
     await job.get()
@@ -347,7 +347,7 @@ async def test_a_client_that_has_a_name_of_its_own(api: Api, server: Server) -> 
 async def test_waiters_in_order(api: Api, server: Server, probe: redis.Redis) -> None:
     client = api.client(server.url)
     lock = await held(api, client)
-    with ChildClient(api, server.url) as first, ChildClient(api, server.url) as second:
+    with ChildClient(api, server.url, moment=2.0) as first, ChildClient(api, server.url, moment=2.0) as second:
         for at, child in enumerate((second, first), 1):
             await child.wait_for_line("ready")
             child.send("acquire")

@@ -59,6 +59,7 @@ async def test_many_names_at_once(api: Api, server: Server, probe: redis.Redis, 
     assert [i for i, lease in enumerate(leases) if lease is None] == [held] and len(leases) == count
     assert probe.dbsize() == count
     assert await api.get(client.acquire_many(names)) == [None] * count
+    assert client.get_stats()["reconnects"] == 0, "its replies have to make sense"
     probe.script_flush()
     released = await api.get(client.release_many(leases))
     assert released == [i != held for i in range(count)] and probe.keys() == [names[held].encode()]
@@ -109,6 +110,21 @@ async def test_release_many_tells_the_outcome_of_each(api: Api, server: Server, 
     assert probe.get("taken") == b"somebody else" and probe.get("brief") == again[0].token
     assert await api.get(client.release_many(again)) == [True]
     probe.delete("a list", "taken")
+
+
+async def test_losses_of_a_batch_are_logged_in_one_line(
+    api: Api, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = api.client(server.unix_url)
+    leases = await api.get(client.acquire_many([f"sku:{i}" for i in range(20)]))
+    probe.delete(*(f"sku:{i}" for i in range(1, 8)))
+    assert (await api.get(client.release_many(leases))).count(False) == 7
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert text.startswith(
+        "7 locks were lost before they were released, 'sku:1', 'sku:2', 'sku:3', 'sku:4', 'sku:5' ...: "
+    )
+    assert client.get_stats()["losses"] == 7
 
 
 async def test_waiters_for_a_name_of_a_batch_get_it(api: Api, server: Server, probe: redis.Redis) -> None:

@@ -162,6 +162,33 @@ async def test_a_loss_is_told(api: Api, server: Server, probe: redis.Redis, capl
     probe.delete(NAME)
 
 
+@one_server
+@threads_only
+@pytest.mark.parametrize("unread", [False, True], ids=["all is read", "a release is not answered yet"])
+async def test_a_loss_is_told_that_came_with_the_end_of_the_connection(
+    api: Api, server: Server, probe: redis.Redis, unread: bool
+) -> None:
+    """What is sent over a connection that the server has closed is not executed: a release that is sent again would
+    count what it finds as its own doing."""
+    client = api.client(server.unix_url, confirm_release=False)
+    for name in (NAME, "another"):  # the script is loaded with the first release
+        with client.lock(name):
+            pass
+    lock = client.lock(NAME)
+    await api.enter(lock)
+    if unread:
+        with client.lock("another"):
+            pass
+    probe.set(NAME, "somebody else")
+    probe.client_kill_filter(_type="normal", skipme=True)
+    for connection in client._transport.connections:
+        await until(api, lambda connection=connection: not connection.stream.usable(), "its end")
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await api.leave(lock)
+    assert client.get_stats()["losses"] == 1
+    probe.delete(NAME)
+
+
 async def test_a_waiter_of_another_client_is_granted_it(api: Api, server: Server, probe: redis.Redis) -> None:
     client, other = api.client(server.url, confirm_release=False), api.client(server.url)
     lock = client.lock(NAME)

@@ -11,7 +11,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 from support.apis import Api, Job
-from support.child_client import NAME, SOON, held, queued, wait_with, waits
+from support.child_client import NAME, SOON, confirmed, held, queued, wait_with, waits
 
 import fastlock
 from fastlock._locks.redis_py import LocalToken
@@ -40,6 +40,7 @@ async def holder_and_waiter(api: Api, server: Server, probe: redis.Redis, **sett
     await queued(api, probe, 1)
     await api.get(holder.release())
     assert await job.get(SOON) is True
+    await confirmed(api, first)
     second, waiting = wait_with(api, client, **settings)
     await waits(api, client, 2)
     return first, second, waiting

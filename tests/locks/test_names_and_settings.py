@@ -271,7 +271,7 @@ METHODS = {"acquire", "release", "extend", "reacquire", "locked", "owned", "leas
 @pytest.mark.parametrize("module", [fastlock, fastlock.asyncio], ids=["threads", "asyncio"])
 def test_a_lock_shows_what_is_for_its_user_only(module: Any) -> None:
     with_settings = module.Client().lock("a")
-    assert public(with_settings) == SETTINGS | METHODS | {"fence", "fair", "queue", "confirm_release"}
+    assert public(with_settings) == SETTINGS | METHODS | {"fence", "fair", "queue", "confirm_release", "keep"}
     redis_client = redis.asyncio.Redis() if module is fastlock.asyncio else redis.Redis()
     theirs = {"redis", "local"}  # as redis-py's own lock has them
     assert public(module.Lock(redis_client, "a")) == SETTINGS | METHODS | theirs | {
@@ -279,6 +279,7 @@ def test_a_lock_shows_what_is_for_its_user_only(module: Any) -> None:
         "fair",
         "queue",
         "confirm_release",
+        "keep",
     }
 
 

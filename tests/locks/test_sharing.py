@@ -321,7 +321,7 @@ client.close()
 
 @pytest.mark.parametrize("again", [False, True])
 def test_undo_of_a_grant_hands_the_lock_to_the_next_waiter(server: Server, probe: redis.Redis, again: bool) -> None:
-    """The undo may come before the waiter leaves the queue, while the granted token is not marked as contended yet."""
+    """The undo may come before the waiter leaves the queue."""
     holder, first, second = (b"fl:" + letter * 32 for letter in (b"a", b"b", b"c"))
     channel = b"fastlock:" + b"d" * 32
     address = commands.address(channel, 0.25)
@@ -334,7 +334,7 @@ def test_undo_of_a_grant_hands_the_lock_to_the_next_waiter(server: Server, probe
         for entry in (first, second):
             probe.execute_command(*commands.enter(b"sku", address, False, True, entry, b"10000"))
         assert probe.execute_command(*commands.hand_over(b"sku", holder)) == 1
-        assert probe.get("sku") == first, "the first holds until its undo"
+        assert commands.token_matches(probe.get("sku"), first), "the first holds until its undo"
         for call in commands.undo_commands([b"sku"], [first], frozenset(), again):
             probe.execute_command(*call)
         assert probe.get("sku") == second

@@ -21,6 +21,7 @@ from support.child_client import (
     QUEUE,
     SOON,
     ChildClient,
+    confirmed,
     either,
     held,
     queued,
@@ -260,7 +261,9 @@ async def test_waiter_that_leaves_during_its_grant_hands_it_over(
     others = api.client(server.unix_url)
     for limit in (0.15, 0.4, 0.8):  # seconds: long enough to get this far, and shorter than the grant is held back
         holder = await held(api, others)
-        _, gone = wait_with(api, going, blocking_timeout=limit if way == "timeout" else None)
+        # Renewed: its grant is not believed, so it waits for the reply
+        renewed = {"auto_renew": True, "blocking_timeout": limit if way == "timeout" else None}
+        _, gone = wait_with(api, going, **renewed)
         await until(api, lambda gone=gone: probe.zcard(QUEUE) == 1 or gone.finished.is_set(), "the first waiter")
         following, next_one = wait_with(api, going if behind == "same client" else others)
         both = (lambda: waiting_now(going) == 2) if behind == "same client" else (lambda: probe.zcard(QUEUE) == 2)
@@ -302,7 +305,7 @@ async def test_waiter_interrupted_during_its_grant_hands_it_over(
     api: Api, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, late: str
 ) -> None:
     """The interrupt is Ctrl-C, in the main thread of a process."""
-    with ChildClient(api, proxy.url, timeout=LONG) as child:
+    with ChildClient(api, proxy.url, timeout=LONG, auto_renew=True) as child:
         await child.wait_for_line("ready")
         holder = await held(api, api.client(server.unix_url))
         child.send("acquire")
@@ -443,7 +446,7 @@ async def test_woken_waiter_enters_at_once_unless_another_reads_its_connection(
     for name in ("one", "two"):
         holders.append(other.lock(name, timeout=LONG))
         holders[-1].acquire()
-        lock = client.lock(name, timeout=LONG, sleep=LONG, thread_local=False)
+        lock = client.lock(name, timeout=LONG, sleep=LONG, thread_local=False, auto_renew=True)  # not believed
         jobs.append((lock, api.start(lock.acquire)))
         await until(api, lambda name=name: asleep(transport, name.encode()), "a waiter that is parked")
     for holder, (lock, job), expected in zip(holders[::-1], jobs[::-1], (1, 0), strict=True):
@@ -475,6 +478,7 @@ async def test_lock_without_timeout_goes_from_waiter_to_waiter(
     async def user(client: Any, timeout: float | None) -> None:
         lock = client.lock(NAME, timeout=timeout)
         await api.get(lock.acquire())
+        await confirmed(api, lock)
         assert (probe.pttl(NAME) == -1) == (timeout is None)
         await api.checkpoint()
         await api.get(lock.release())

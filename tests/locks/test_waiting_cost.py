@@ -25,7 +25,9 @@ from support.faultproxy import FaultProxy, stall
 from support.run_steps import Clock, joined
 
 from fastlock._protocol.lease import Lease
-from fastlock._protocol.local_queue import LEAST_MOMENT, RECHECK_SECONDS, LocalQueues, ReleaseRoute, Waiter
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, ReleaseRoute
+from fastlock._protocol.moments import LEAST_MOMENT
+from fastlock._protocol.waiters import Waiter
 from fastlock.embedded import Server
 
 MS = 10_000

@@ -24,7 +24,7 @@ import pytest
 import fastlock
 import fastlock._fallback
 import fastlock.asyncio
-from fastlock._protocol import commands, local_queue
+from fastlock._protocol import commands, local_queue, moments
 from fastlock._protocol.lease import new_token
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -488,14 +488,16 @@ def test_what_scripts_and_modules_both_know_is_the_same() -> None:
     channel = local_queue.LocalQueues(contextlib.nullcontext()).channel
     named = [pair for text in lua.values() for pair in re.findall(r"local ([A-Z_]+) = (\d+)", text)]
     numbers = {name: int(value) for name, value in named}
-    assert numbers.pop("SOON") == round(local_queue.LEAST_MOMENT * 1000)
+    assert numbers.pop("SOON") == round(moments.LEAST_MOMENT * 1000)
+    assert numbers.pop("FENCE_KEPT") == commands.FENCE_KEPT_MS
     assert numbers == {"CHANNEL_SIZE": len(channel), "ADDRESS_SIZE": commands.ADDRESS_SIZE}
-    assert re.findall(r"'(fastlock:.*?)'", "".join(lua.values())) == [commands.size_key(b"").decode()[:-2]]
+    keys = (commands.queue_key, commands.fence_key, commands.size_key)
+    said = set(re.findall(r"'(fastlock:.*?)'", "".join(lua.values())))
+    assert said == {key(b"").decode()[:-2] for key in keys} | {commands.KEEP_CHANNEL.decode()}
     assert re.findall(r"#token == (\d+)", lua["tokens"]) == [str(commands.TOKEN_SIZE)] == [str(len(new_token()))]
-    said = {prefix for text in lua.values() for prefix in re.findall(r"'(fl.)'", text)}
-    assert said == {commands.PLAIN_PREFIX.decode(), commands.CONTENDED_PREFIX.decode()} and new_token().startswith(
-        commands.PLAIN_PREFIX
-    )
+    said = {prefix for text in lua.values() for prefix in re.findall(r"'(f[a-z]:)'", text)}
+    assert said == {commands.PLAIN_PREFIX.decode(), commands.KEPT_PREFIX.decode()}
+    assert new_token().startswith(commands.PLAIN_PREFIX)
 
 
 def test_words() -> None:

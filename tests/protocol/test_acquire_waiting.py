@@ -35,9 +35,11 @@ from fastlock._protocol.acquire import PlainAcquire
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.handshake import Session
 from fastlock._protocol.lease import Lease
-from fastlock._protocol.local_queue import LEAST_MOMENT, NEAR, LocalQueues, Waiter
+from fastlock._protocol.local_queue import NEAR, LocalQueues
+from fastlock._protocol.moments import LEAST_MOMENT
 from fastlock._protocol.steps import Answer
 from fastlock._protocol.undo import RELOADS, ScriptUndo, Undo
+from fastlock._protocol.waiters import Waiter
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
 
 LOADING = "LOADING Redis is loading the dataset in memory"
@@ -85,7 +87,8 @@ def test_enter_says_how_long_and_whether_with_a_fence(clock: Clock, ms: int, fen
     found = [[OTHER, 77]] if fenced else OTHER
     ran = run_steps(clock, acquire(ms=ms, blocking=True, fenced=fenced), found, [[1, 2, 78 if fenced else 0]])
     (call,) = entered(ran)
-    assert call == commands.enter(b"name", address(ran), fenced, True, ran.outcome.token, b"%d" % ms)
+    where = commands.address(ran.queues.channel, LEAST_MOMENT, fenced)
+    assert call == commands.enter(b"name", where, fenced, True, ran.outcome.token, b"%d" % ms)
     assert (ran.outcome._deadline == math.inf, ran.outcome.fence) == (ms == 0, 78 if fenced else None)
     assert ran.outcome._contended, "others wait"
 
@@ -512,13 +515,12 @@ def test_an_undo_releases_contended_or_not_and_repeats_what_was_refused(native: 
     refused, forgotten = error("NOPERM"), error("NOSCRIPT")
     undo.answered([1, 0, forgotten, 1, forgotten, 0])
     again = [commands.hand_over(b"c", c), plain(b"c", c), plain(b"c", b"fl+" + c[3:])]
-    assert connection.posted == [(undo, [commands.HAND_OVER_LUA.load, commands.RELEASE_LUA.load, *again])], (
-        "only c may still be held"
-    )
+    loads = [script.load for script in (commands.RELEASE_LUA, commands.ENTER_LUA, commands.HAND_OVER_LUA)]
+    assert connection.posted == [(undo, [*loads, *again])], "only c may still be held"
     assert undo.stale == (), "the broken connections were ended by then"
-    undo.answered([b"sha", b"sha", refused, 0, 0])
+    undo.answered([b"sha", b"sha", b"sha", refused, 0, 0])
     assert len(connection.posted) == 1 and not connection.heard, "the token is there in neither form"
-    undo.answered([refused, refused, refused, refused, refused])
+    undo.answered([refused] * 6)
     (error_of,) = connection.heard
     assert len(connection.posted) == 1 and isinstance(error_of, errors.ResponseError)
 
@@ -561,7 +563,9 @@ def test_a_leave_whose_script_was_forgotten_is_sent_again_behind_it() -> None:
         connection: Any = AsyncConnection()
         leave = sent(ScriptUndo(LEAVE, (), connection, matters), connection)
         leave.answered([error("NOSCRIPT")])
-        assert connection.posted == [(leave, [commands.LEAVE_LUA.load, LEAVE])]
+        assert connection.posted == [(leave, [commands.ENTER_LUA.load, commands.LEAVE_LUA.load, LEAVE])], (
+            "it may grant, and who is granted confirms"
+        )
         leave.answered([error("NOPERM evalsha")] * 2)
         assert len(connection.posted) == 1 and len(connection.heard) == matters
 

@@ -20,15 +20,15 @@ from fastlock._protocol.commands import QUEUE_KEPT_MS
 from fastlock._protocol.lease import ENDED, Lease
 from fastlock._protocol.local_queue import (
     LEAST_LEASE_PART,
-    LEAST_MOMENT,
     LOCAL_SECONDS,
     RAPID_SECONDS,
     RECHECK_SECONDS,
     SHORTEST_SLEEP,
     LocalQueues,
     ReleaseRoute,
-    Waiter,
 )
+from fastlock._protocol.moments import LEAST_MOMENT
+from fastlock._protocol.waiters import Waiter
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 MS = 10_000

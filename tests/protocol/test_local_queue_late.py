@@ -10,7 +10,8 @@ import pytest
 from support.run_steps import Clock
 
 from fastlock._implementation import default
-from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute, Waiter, WaiterList
+from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
+from fastlock._protocol.waiters import Waiter, WaiterList
 from tests.protocol.test_local_queue import MS, empty, grant, handed_over, join, taken
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled

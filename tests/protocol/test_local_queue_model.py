@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.run_steps import Clock, joined
 
 from fastlock._protocol.lease import ENDED, Lease
-from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue, LocalQueues, ReleaseRoute, Waiter
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue, LocalQueues, ReleaseRoute
 from fastlock._protocol.states import (
     QUEUE_TRANSITIONS,
     WAITER_TRANSITIONS,
@@ -24,6 +24,7 @@ from fastlock._protocol.states import (
     queue_state,
     waiter_state,
 )
+from fastlock._protocol.waiters import Waiter
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 MS = 10_000

@@ -8,13 +8,12 @@ import pytest
 from support.run_steps import Clock, joined
 
 from fastlock._protocol.local_queue import (
-    LEAST_MOMENT,
-    MOST_MOMENT,
     NEAR,
     RECHECK_SECONDS,
     SHORTEST_SLEEP,
     LocalQueues,
 )
+from fastlock._protocol.moments import LEAST_MOMENT, MOST_MOMENT
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 
@@ -51,7 +50,7 @@ def test_a_client_that_is_too_slow_for_its_moment_gets_a_longer_one(queues: Loca
 def test_a_moment_lasts_several_round_trips(queues: LocalQueues) -> None:
     queues.note_reply(0.05)
     queues.note_moment(True)
-    assert queues.moment == pytest.approx(0.6) and queues.address() == queues.channel + b"0600"
+    assert queues.moment == pytest.approx(0.6) and queues.address() == queues.channel + b"0600-"
     queues.note_reply(1.5)  # as the process was stopped
     assert queues.round_trip == pytest.approx(0.0625)
     queues.note_reply(0.001)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastlock._protocol.local_queue import Waiter, WaiterList
+from fastlock._protocol.waiters import Waiter, WaiterList
 
 pytestmark = pytest.mark.usefixtures("impl")  # Waiter is compiled
 MS = 10_000

@@ -102,7 +102,7 @@ class Worker:
     def wiped(self, deadline: float) -> bool:
         """Whether the server may have lost its data since the lease with this deadline was granted."""
         path = self.plan.folder / WIPED
-        return path.exists() and float(path.read_text() or "inf") > deadline - LONGEST
+        return path.exists() and float(path.read_text() or "inf") > deadline - self.kind.longest
 
     def complain(self, text: str) -> None:
         with (self.plan.folder / f"{self.number}.wrong").open("a") as file:
@@ -197,6 +197,7 @@ class Worker:
 class Caller:
     """One thread or task of a worker, which does one action after the other."""
 
+    longest = LONGEST  # seconds of a lease on the server
     fair = 0.3  # part of the locks of one name that are in strict order
     renewed = 0.15  # part of them whose leases are renewed
 
@@ -256,7 +257,7 @@ class Caller:
         lock = self.worker.client.lock(
             f"hot:{name}", timeout=lease, thread_local=False, blocking_timeout=limit, **settings
         )
-        request = self.log.begin_request(name, lease, blocking=way != "try")
+        request = self.log.begin_request(name, lease + settings.get("keep", 0.0), blocking=way != "try")
         try:
             if not await self.acquire(lock, request, limit, cancel=way == "cancel"):
                 self.log.write(ENDED, request)

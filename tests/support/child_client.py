@@ -82,6 +82,11 @@ def wait_with(api: Api, client: Any, **settings: Any) -> tuple[Any, Job]:
     return lock, api.start(lock.acquire)
 
 
+async def confirmed(api: Api, lock: Any) -> None:
+    """Return when the server has confirmed the lease of a lock: it may have been believed."""
+    await until(api, lambda: lock.lease.remaining and lock.lease._confirmation is None, "the confirmation")
+
+
 async def either(api: Api, pairs: list[Any]) -> list[Any]:
     """The pairs of lock and job whose job is done, once at least one is."""
     await until(api, lambda: any(job.finished.is_set() for _, job in pairs), "one of them")
@@ -89,7 +94,8 @@ async def either(api: Api, pairs: list[Any]) -> list[Any]:
 
 
 class ChildClient:
-    """A process with a client and a lock (kind: "lock", "semaphore", "read", "write"). It knows these orders:
+    """A process with a client and a lock (kind: "lock", "semaphore", "read", "write"). `moment`: seconds in which it
+    has to confirm its first grant, where it is not to lose its place on a slow machine. It knows these orders:
 
     acquire: answers "got" and the token, "nothing", "interrupted" or the error's name. release: answers "released" or
     the error's name. turn LABEL: acquire, append LABEL to ORDER, release; answers "served". queues: answers with the
@@ -170,6 +176,7 @@ class ChildClient:
 
 async def live(api: Api, url: str, settings: dict[str, Any]) -> None:
     client = api.client(url)
+    client._transport.queues.moment = settings.pop("moment", client._transport.queues.moment)
     kind = settings.pop("kind", "lock")
     if kind in ("read", "write"):
         settings.pop("thread_local", None)

@@ -20,13 +20,15 @@ from fastlock import _errors as errors
 from fastlock._protocol import commands, steps
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.batch_operations import release_many
+from fastlock._protocol.belief import ConfirmationUndo
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.handshake import Session
-from fastlock._protocol.lease import ENDED, new_token
-from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues, Waiter
+from fastlock._protocol.lease import new_token
+from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues
 from fastlock._protocol.release import Release
 from fastlock._protocol.steps import Answer, lease_end
 from fastlock._protocol.undo import ScriptUndo, Undo
+from fastlock._protocol.waiters import Waiter
 from fastlock._transport.undo_delivery import UndoDelivery
 from support.handover import ASKING, Command
 from support.resp import encode
@@ -138,7 +140,8 @@ class SimulatedClient(WalkedClient):
         self.queues.enqueue(waiter)
 
     def undo(self, undo: Undo) -> None:
-        self.post(UndoDelivery(undo), undo.connection is not None)
+        ordered = undo.connection is not None  # before the delivery unties it
+        self.post(UndoDelivery(undo), ordered)
 
     def advance(self, caller: Caller, answer: Any) -> None:
         """Continue an operation until it waits or ends."""
@@ -180,7 +183,7 @@ class SimulatedClient(WalkedClient):
             return
         caller.phase = "gone"
         if caller.lease is not None:
-            caller.lease._deadline = ENDED
+            caller.lease._end()
 
     def release(self, caller: Caller, *, batch: bool = False, late: bool = False) -> bool:
         """A holder releases; `late`: after LOCAL_SECONDS, when no local handover is allowed. Returns whether it
@@ -233,9 +236,17 @@ class SimulatedClient(WalkedClient):
         """Send a request whose reply nobody waits for; an equal one that is pending is enough. An undo without names
         only ends broken sessions, which have ended here."""
         undo = delivery.undo
-        if not (isinstance(undo, ScriptUndo) or undo.names):
+        if isinstance(undo, ConfirmationUndo):
+            confirmation = undo.confirmation
+            if confirmation.lease._confirmation is not confirmation:
+                return  # that, too: nobody needs it any more
+            verb, token = "CONFIRM", confirmation.lease._raw_token
+        elif isinstance(undo, ScriptUndo):
+            verb, token = "LEAVE", undo.call[-2]
+        elif undo.names:
+            verb, token = "UNDO", undo.tokens[0]
+        else:
             return
-        verb, token = ("LEAVE", undo.call[-2]) if isinstance(undo, ScriptUndo) else ("UNDO", undo.tokens[0])
         pending = [(flight.verb, flight.token) for flight in self.flights if flight.ordered is ordered]
         pending += [("UNDO", each.behind.tokens[0]) for each in self.flights if each.behind is not None]
         if (verb, token) not in pending:
@@ -255,6 +266,9 @@ class SimulatedClient(WalkedClient):
             yield from request.calls
             return
         many = isinstance(request, steps.CommandBatch)
+        if many and (scripts := request.calls(self.session.capabilities)):
+            yield from scripts
+            return
         for name, token in zip(request.names, request.tokens, strict=True) if many else [(request.key, request.token)]:
             words = {commands.NAME: name, commands.TOKEN: token, commands.MS: b"%d" % request.ms}
             yield tuple(word if isinstance(word, bytes) else words[word] for word in self.table[request.opcode])
@@ -324,7 +338,9 @@ class SimulatedClient(WalkedClient):
     def expire(self, held: bytes) -> None:
         for lease in (*map(self.lease, self.holders()), *map(self.handed, self.handed_over())):
             if commands.token_matches(held, lease._raw_token):
-                self.clock.time = lease._deadline
+                late = lease._confirmation  # which may be under way still
+                self.clock.time = lease._deadline if late is None else max(lease._deadline, late.sent + MS / 1000)
+        self.expire_moment(held)
         for flight, reply in self.incoming:
             if flight is not None and reply[0][0] == 1 and commands.token_matches(held, flight.token):
                 self.clock.time = self.ends(flight)
@@ -378,7 +394,7 @@ def named(request: Any) -> tuple[str, bytes]:
         return "BATCH", request.tokens[0]
     (call,) = request.calls
     if call[1] == commands.ENTER_LUA.sha:
-        return ASKING[call[-1] == b"0"], call[-6]
+        return ASKING[call[-1] != b"1"], call[-6]
     if call[1] == commands.FENCED_LUA.sha:
         return "SET", call[-3]
     return {commands.HAND_OVER_LUA.sha: "REL", commands.RELEASE_MANY_LUA.sha: "BATCH"}[call[1]], call[-1]
@@ -386,5 +402,5 @@ def named(request: Any) -> tuple[str, bytes]:
 
 def caller(*, strict: bool, fenced: bool) -> Caller:
     op = Acquire("name", KEY, new_token(), MS, fenced)
-    op.blocking, op.alone = True, strict
+    op.blocking, op.alone, op.believes = True, strict, not fenced
     return Caller(op=op)

@@ -39,13 +39,14 @@ MISTAKES = {
     "retry": "a release that finds its token marked is not retried as a handover",
     "keep grant": "a waiter that gives up keeps what was granted to it",
     "remove entry": "a waiter that gives up removes the queue entry of its process",
-    "trust message": "a grant is believed without asking the server",
+    "believe late": "a grant is believed though the moment may be over",
+    "grant unmarked": "a grant does not mark the token though more are waiting",
+    "confirm joins": "the look that confirms a believed grant joins, if the entry is gone",
     "reenter": "after a cut a waiter waits on, though its queue entry may be gone",
     "grant to itself": "a waiter may be granted the name by its own ENTER, and ignores a push message that came before",
     "hand over expired": "a lease that has expired is handed over",
     "renew": "the next waiters wait with the queue entry that was granted",
     "late": "a grant whose lease has ended when the reply is read counts as one",
-    "undo": "the undo of a grant does not hand over to waiters if the token is not marked",
     "lose undos": "the pending undos of a connection that was cut are not sent again",
     "keep entry": "a waiter that entered while another caller of its client holds, and gives up, keeps its entry",
     "resume expired": "a lease that was handed over counts, though it ended before the new holder ran",
@@ -65,6 +66,8 @@ class Client(NamedTuple):
     queues: bool = False  # whether it begins with ENTER
     entry: int = 0
     joined: bool = False  # whether it has sent ENTER for that
+    fresh: bool = True  # whether the moment of a grant to that cannot be over
+    told: bool = False  # whether a message said that it was granted the name, and the first waiter did not believe that
     held: int = NONE  # number of the token of the lease that a caller believes it holds
     contended: bool = False  # whether remote waiters existed when the lease was granted, or it had to wait for them
     waited: bool = False  # whether the server has put its entry into the queue
@@ -133,7 +136,8 @@ class Server:
             i, entry = first
             if s.clients[i].subscribed:
                 s = changed(s, i, incoming=(*s.clients[i].incoming, ("push", entry)))
-                return s._replace(key=first, marked=False, moment=True)
+                marked = bool(rest) and "grant unmarked" not in self.wrong
+                return s._replace(key=first, marked=marked, moment=True)
         return s._replace(key=FREE, marked=False, moment=False)
 
     def executed(self, s: State, i: int, command: Command) -> tuple[State, str]:
@@ -144,8 +148,10 @@ class Server:
             if s.key == FREE:
                 return s._replace(key=me, marked=False, moment=False), "ok"
             return s, "mine" if s.key == me else "held"
-        if verb in ("ENTER", "ENTER?", "LOOK", "LOOK?"):
-            return self.enter(s, me, joins=verb in ("ENTER", "ENTER?"))
+        if verb in ("ENTER", "ENTER?", "LOOK", "LOOK?", "CONFIRM"):
+            joins = verb in ("ENTER", "ENTER?") or (verb == "CONFIRM" and "confirm joins" in self.wrong)
+            subscribed = s.clients[i].subscribed or verb != "CONFIRM"
+            return self.enter(changed(s, i, subscribed=subscribed), me, joins=joins)
         if verb == "LEAVE":
             s = s._replace(queue=tuple(each for each in s.queue if each != me))
             return (self.grant(s) if s.key == me and "keep grant" not in self.wrong else s), "left"
@@ -153,12 +159,12 @@ class Server:
             return s, "not"
         if verb == "EXTEND":
             return s, "ok"
-        if verb in ("DEL", "BATCH") or (verb == "UNDO" and not s.marked and "undo" in self.wrong):
+        if verb in ("DEL", "BATCH"):
             return s._replace(key=FREE, moment=False), "ok"
         return self.grant(s), "ok"
 
     def enter(self, s: State, me: Identity, *, joins: bool) -> tuple[State, str]:
-        s, got = changed(s, me[0], subscribed=True), s.key == me
+        got = s.key == me
         if not (got or joins or me in s.queue):
             return s, GONE
         s = s._replace(due=False)
@@ -183,6 +189,8 @@ class Process:
     def enters(self, client: Client, **fields: Any) -> Client:
         """The first waiter sends ENTER, or LOOK once its entry has joined. A push message that came before needs no
         other."""
+        if "entry" in fields:
+            client = client._replace(fresh=True, told=False)
         verb = "LOOK" if client.joined and "entry" not in fields else "ENTER"
         client = client._replace(pc=ENTER, woken=False, entry_sent=False, joined=True, **fields)
         return client._replace(ordered=(*client.ordered, (verb, client.entry)))
@@ -191,6 +199,7 @@ class Process:
         entry = client.entry if "renew" in self.wrong else max(client.entry, token + 1)
         joined = client.joined and "renew" in self.wrong
         client = client._replace(pc=BEHIND, waiting=client.waiting - 1, entry=entry, joined=joined, woken=False)
+        client = client._replace(fresh=True, told=False)
         believed = token if client.held == NONE else TWICE
         return client._replace(held=believed, contended=contended or client.waited, waited=False, entry_sent=False)
 
@@ -212,6 +221,16 @@ class Process:
             return self.enters(client, entry=0 if client.alone else 1)
         return client
 
+    def believes(self, client: Client) -> Iterator[Client]:
+        """The client receives a message of the grant that its first waiter waits for, and believes it: it holds, and
+        has that confirmed."""
+        (message, number), *rest = client.incoming
+        meant = message == "push" and number == client.entry and client.pc == QUEUED
+        others = client.held != NONE or any(not over for _, _, over in client.handed_over)
+        if meant and not others and (client.fresh or "believe late" in self.wrong):
+            client = self.holds(client._replace(incoming=tuple(rest)), number, True)
+            yield client._replace(ordered=(*client.ordered, ("CONFIRM", number)))
+
     def receives(self, client: Client) -> Client:
         """The client receives the first reply or push message that was sent to it."""
         (message, number), *rest = client.incoming
@@ -219,9 +238,10 @@ class Process:
         if message == "push":
             if number != client.entry or client.pc not in (ENTER, QUEUED):
                 return client
+            client = client._replace(told=client.waiting > 1)
             if client.pc == ENTER:
                 return client._replace(woken="grant to itself" not in self.wrong)
-            return self.holds(client, number) if "trust message" in self.wrong else self.enters(client)
+            return self.enters(client)
         if message == WAIT:
             client = client._replace(waited=True)
             return self.enters(client) if client.woken else client._replace(pc=QUEUED)
@@ -304,7 +324,7 @@ class Process:
             return left._replace(pc=BEHIND, unordered=tuple(rest))
         if client.pc == BEHIND and client.entry_sent and not left.waiting:
             left = left._replace(ordered=(*ordered, ("LEAVE", client.entry)))
-            return left._replace(entry_sent=False, entry=client.entry + 1, joined=False)
+            return left._replace(entry_sent=False, entry=client.entry + 1, joined=False, fresh=True, told=False)
         if client.pc == BEHIND:
             return self.enters(left) if self.orphaned(left) else left
         if left.waiting and "remove entry" not in self.wrong:
@@ -316,12 +336,14 @@ class Process:
             pc=QUEUED if left.waiting else BEHIND,
             entry=entry,
             joined=client.joined and entry == client.entry,
+            fresh=client.fresh or entry != client.entry,
+            told=client.told and entry == client.entry,
             ordered=(*ordered, ("LEAVE", client.entry)),
         )
         own_token = client.alone or not client.queues  # the server knows the caller's own token, so that is undone too
         return left._replace(unordered=(*left.unordered, ("UNDO", 0))) if own_token else left
 
-    def reconnects(self, client: Client) -> Client:
+    def reconnects(self, client: Client, confirms: bool) -> Client:
         """The client connects again: it sends pending undos first, then retries the commands that were in flight. The
         server may have removed its queue entry."""
         if client.pc == QUEUED and "reenter" in self.wrong:
@@ -329,9 +351,9 @@ class Process:
         enters = client.pc in (ENTER, QUEUED) or (client.entry_sent and self.orphaned(client))
         other = {"SET?": "UNDO", "BATCH": "REL"}
         unordered = tuple(sorted({(other.get(verb, verb), number) for verb, number in client.unordered}))
-        pending_undos = tuple(
-            each for each in client.ordered if each[0] in ("LEAVE", "UNDO") and "lose undos" not in self.wrong
-        )
+        # Whether a grant is confirmed once more that is released just now, or has ended, does not matter
+        kept = ("LEAVE", "UNDO", *["CONFIRM"] * confirms)
+        pending_undos = tuple(each for each in client.ordered if each[0] in kept and "lose undos" not in self.wrong)
         if any(verb == "SET" for verb, _ in unordered):
             client = client._replace(alone=True)
         woken, client = (
@@ -389,8 +411,14 @@ class Protocol(Server, Process):
         if client.incoming:
             became = self.receives(client)
             yield step("receives", became)
-            if s.fences and became.held != NONE and became.waiting and became.pc == BEHIND:
-                yield step("receives", self.enters(became))
+            holders = [became, *self.believes(client)]
+            if client.incoming[0][0] == GRANTED and not became.contended:
+                holders.append(became._replace(contended=True))  # other clients wanted the name of late, and may again
+            for holder in holders:
+                if holder is not became:
+                    yield step("receives", holder)
+                if s.fences and holder.held != NONE and holder.waiting and holder.pc == BEHIND:
+                    yield step("receives", self.enters(holder))
         if client.pc == START and client.queues:
             yield step("begins to acquire", self.enters(client))
         elif client.pc == START:
@@ -423,8 +451,9 @@ class Protocol(Server, Process):
                 yield False, ("dies", i, sent), spent(after._replace(clients=dead), CRASH)
         if s.budget[CUT]:
             for sent, after in self.partial_executions(s, i, client):
-                became = self.reconnects(after.clients[i]._replace(ordered=client.ordered, unordered=client.unordered))
-                yield False, ("is cut", i, sent), spent(after._replace(clients=put(after.clients, i, became)), CUT)
+                cut = after.clients[i]._replace(ordered=client.ordered, unordered=client.unordered)
+                for became in {self.reconnects(cut, confirms) for confirms in (False, True)}:
+                    yield False, ("is cut", i, sent), spent(after._replace(clients=put(after.clients, i, became)), CUT)
         if s.budget[CANCEL]:
             for what, became in self.cancels(client, s.fences):
                 yield False, (what, i), spent(s._replace(clients=put(s.clients, i, became)), CANCEL)
@@ -451,6 +480,10 @@ class Protocol(Server, Process):
         if client.waiting:
             left = self.gives_up(client)
             yield "the first gives up", left
+            if client.pc == ENTER and client.told and left.pc == ENTER and client.fresh and client.held == NONE:
+                # The next waiter inherits an entry of which a message has said that it was granted the name
+                became = self.holds(left._replace(ordered=left.ordered[:-1]), client.entry, True)
+                yield "the first gives up", became._replace(ordered=(*became.ordered, ("CONFIRM", client.entry)))
             ahead = fences and (client.held != NONE or any(not over for _, _, over in client.handed_over))
             if ahead and client.pc in (ENTER, QUEUED) and left.pc == ENTER:
                 yield "the first gives up", left._replace(pc=BEHIND, entry_sent=True, ordered=left.ordered[:-1])
@@ -489,6 +522,7 @@ def expired(s: State) -> State:
 def with_expired_lease(client: Client, number: int, moment: bool) -> Client | None:
     """The client after the key expired, while the client holds the lease or before it knows of the grant; None: this
     case is not explored."""
+    client = client._replace(fresh=client.fresh and number != client.entry)
     handed_over = tuple((token, contended, over or token == number) for token, contended, over in client.handed_over)
     if handed_over != client.handed_over:
         return client._replace(handed_over=handed_over)

@@ -21,7 +21,7 @@ from fastlock._protocol.lease import now
 
 from .callers import LONGEST, NEARLY, SHORTEST, Caller
 from .event_log import DOWNGRADE, ENDED, EXTENDED, EXTENDING, FREED, GRANT, RELEASE, WHOLE
-from .kind_judges import PERMITS
+from .kind_judges import KEEP, PERMITS
 
 WRITERS, PREFERRED = 0.3, 0.2  # part of the turns that write, and of those that go before all readers
 DEEPEST = 4
@@ -76,6 +76,19 @@ class UnconfirmedCaller(Caller):
             super().freed(request, lock, lease)
         else:
             self.unanswered.append((request, lease._key, lease._raw_token))
+
+
+class KeptCaller(UnconfirmedCaller):
+    """A caller of locks that keep their leases, beside others; releases are not waited for."""
+
+    longest = LONGEST + KEEP
+    fair = renewed = 0.05
+
+    def choose(self, settings: dict[str, Any]) -> None:
+        super().choose(settings)
+        settings["fence"] = self.rng.random() < 0.1
+        if not (settings["fence"] or settings["fair"] or settings.get("auto_renew")):
+            settings["keep"] = round(self.rng.uniform(0.01, KEEP), 3)
 
 
 @dataclass

@@ -17,8 +17,34 @@ from .event_log import WHOLE, Request
 from .judge import GAP, MOMENT, SLACK, History, Judge, Size, Span
 
 PERMITS = 4  # of a semaphore that was not resized
+KEEP = 0.6  # seconds for which leases are kept, at most
 FORGOTTEN = 20.0  # seconds after which a caller counts as forgotten, however many were ahead
 Part = tuple[float, float, int, Request]  # from when to when how many units are claimed, and by which request
+
+
+class KeptJudge(Judge):
+    """The judge of names whose leases are kept: after its release, too, a worker that was stopped or killed may have
+    the name, which no recall reaches."""
+
+    def __init__(self, history: History, longest_lease: float) -> None:
+        self.taken = 0  # grants by a lease that the client had before it was asked for
+        super().__init__(history, longest_lease + KEEP)
+        granted = [each for each in history.requests if each.granted < math.inf and not each.rival]
+        self.taken = sum(each.kept[0] < each.requested for each in granted)
+
+    def seen(self) -> str:
+        return f"{super().seen()}, {self.taken} grants by a lease that the client had"
+
+    def excuses(self, requests: list[Request]) -> Iterator[Span]:
+        yield from super().excuses(requests)
+        for request in requests:
+            until = request.freed + KEEP
+            for stop in self.history.stops.get(request.worker, ()):
+                if request.ended <= stop[1] and stop[0] <= until:
+                    yield stop
+            killed = self.history.kills.get(request.worker, math.inf)
+            if request.granted <= killed <= until:
+                yield killed, killed + request.lease
 
 
 class SharedJudge(Judge):

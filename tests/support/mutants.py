@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BOTH = ("threads", "asyncio")
 QUEUE, LOCK = "_protocol/local_queue.py", "_protocol/base_lock.py"
 THREADS, WAITING, TASKS = "_fastpath/threads.py", "_transport/waiting.py", "_fastpath/tasks.pyx"
-PARKER = "_transport/parker.pyx"
+PARKER, WAITERS = "_transport/parker.pyx", "_protocol/waiters.py"
 
 
 class Mistake(NamedTuple):
@@ -51,7 +51,17 @@ MISTAKES = {
         QUEUE, "if self.entry_sent:\n", "if self.entry_sent and not THIS:\n", first=700
     ),
     "a waiter is not woken": Mistake(
-        QUEUE, "        self.woken = True\n", "        if THIS:\n            return\n        self.woken = True\n"
+        WAITERS, "        self.woken = True\n", "        if THIS:\n            return\n        self.woken = True\n"
+    ),
+    "a grant is believed though its moment may be over": Mistake(
+        QUEUE,
+        "if end - now < self.moment * _BELIEVED_PART or",
+        "if (not THIS and end - now < self.moment * _BELIEVED_PART) or",
+    ),
+    "what a message said of an entry is believed of the next": Mistake(
+        QUEUE,
+        "self.was_queued = self.granted = False",
+        "self.was_queued = False\n        self.granted = THIS and self.granted",
     ),
     "a queue keeps its entry": Mistake(
         QUEUE,
@@ -68,12 +78,6 @@ MISTAKES = {
         QUEUE,
         "            for queue in list(self.by_entry.values()):\n",
         "            for queue in [] if THIS else list(self.by_entry.values()):\n",
-    ),
-    "a grant counts though its reply came late": Mistake(QUEUE, "if now >= end:", "if now >= end and not THIS:"),
-    "a grant does not note who waits elsewhere": Mistake(
-        QUEUE,
-        "lease._contended = reply[1] > 0 or self.was_queued",
-        "lease._contended = not THIS and (reply[1] > 0 or self.was_queued)",
     ),
     "a release to the server forgets the first waiter": Mistake(
         QUEUE, "        elif not self.queued_early:\n", "        elif not self.queued_early and not THIS:\n"
@@ -100,8 +104,9 @@ MISTAKES = {
     ),
     "an acquire of a task does not look in the local queue": Mistake(
         TASKS,
-        "        if transport.queued_keys:\n            waiter = lock",
-        "        if transport.queued_keys and not THIS:\n            waiter = lock",
+        "        if transport.queued_keys or transport.expected_keys or lock.fair:\n            waiter = lock",
+        "        if not THIS and (transport.queued_keys or transport.expected_keys or lock.fair):\n"
+        "            waiter = lock",
         ("asyncio",),
     ),
     "a release of a task does not look in the local queue": Mistake(
@@ -145,8 +150,9 @@ MISTAKES = {
     ),
     "an acquire of a thread does not look in the local queue": Mistake(
         THREADS,
-        "    if transport.queued_keys:\n        transport.queues.sweep",
-        "    if transport.queued_keys and not THIS:\n        transport.queues.sweep",
+        "    if transport.queued_keys or transport.expected_keys or lock.fair:\n        transport.queues.sweep",
+        "    if not THIS and (transport.queued_keys or transport.expected_keys or lock.fair):\n"
+        "        transport.queues.sweep",
         ("threads",),
     ),
     "a release of a thread does not look in the local queue": Mistake(
@@ -240,7 +246,8 @@ def planted(file: str, text: str) -> str:
                 f"{name}: {mistake.old!r} stands {text.count(mistake.old)} times in {file}"
             )
             text = text.replace(mistake.old, mistake.new.replace("THIS", f"MISTAKE == {name!r}"))
-    first = text.index("\nfrom fastlock.")  # an import; behind __future__
+    future = text.find("\nfrom __future__")
+    first = text.index("\n\n", future) if future >= 0 else text.index("\nfrom fastlock.")  # before all code
     return f"{text[:first]}\nMISTAKE = ''{text[first:]}"
 
 

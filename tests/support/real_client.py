@@ -183,6 +183,8 @@ class RealClient(WalkedClient):
         ):
             verb = "BATCH"
         token = commands.PLAIN_PREFIX + token[3:]
+        if verb == "LOOK" and token not in self.queues.by_entry:
+            verb = "CONFIRM"
         if token not in self.tokens:
             self.tokens.append(token)
         ordered = verb in ORDERED or (verb == "UNDO" and token in self.late)
@@ -388,10 +390,13 @@ class RealClient(WalkedClient):
 
     def expire(self, held: bytes) -> None:
         for lease in (*map(self.lease, self.holders()), *map(self.handed, self.handed_over())):
-            if commands.token_matches(held, lease._raw_token):
-                lease._deadline = self.clock()
+            if not commands.token_matches(held, lease._raw_token):
+                continue
+            lease._deadline = self.clock()
+            lease._confirmation = None  # a confirmation that is still under way comes too late
+        self.expire_moment(held)
         for request, reply in self.incoming:
-            if request is not None and reply[0][0] and commands.token_matches(held, request.token):
+            if request is not None and reply[0][0] == 1 and commands.token_matches(held, request.token):
                 self.clock.time = request.end
 
     def end(self, sent: tuple[Command, ...], kill: Callable[[int], object]) -> None:
@@ -424,7 +429,7 @@ def named(calls: list[Call]) -> tuple[str, bytes]:
         return "DEL", call[-1]
     assert call[0] == b"EVALSHA", call
     at = {
-        commands.ENTER_LUA.sha: (model.ASKING[call[-1] == b"0"], -6),
+        commands.ENTER_LUA.sha: (model.ASKING[call[-1] != b"1"], -6),
         commands.FENCED_LUA.sha: ("SET", -3),
         commands.ACQUIRE_LUA.sha: ("SET", -2),
         commands.EXTEND_LUA.sha: ("EXTEND", -2),

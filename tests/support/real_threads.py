@@ -167,6 +167,9 @@ class Stream:
 
     def flush(self, timeout: float) -> None: ...
 
+    def receive(self, timeout: float, spin: float) -> None:
+        """Nothing: the walk delivers replies, also those for which nobody waits."""
+
     def usable(self) -> bool:
         return not self.broken
 
@@ -246,6 +249,7 @@ class ThreadClient(RealClient):
         self.callers = []
         self.lines = []
         self.transport._start()
+        self.transport.queues.poll = None  # replies for which nobody waits are delivered at once
         self.transport._mutex = Marked(self, self.transport._mutex)
         super().__init__(clock, client)
         if dice.random() < 0.7:
@@ -296,8 +300,10 @@ class ThreadClient(RealClient):
             if caller.error is not None:
                 self.runs(caller)
                 caller.raised()
-            handed = caller.waiter is not None and caller.waiter.lease is not None and caller.phase == "waits"
-            if handed and not caller.answered:
+            lease = None if caller.waiter is None or caller.phase != "waits" else caller.waiter.lease
+            if lease is not None and lease._confirmation is not None and not lease._confirmation.sent:
+                caller.answered = True  # it believes a message, and sends the confirmation now
+            if lease is not None and not caller.answered:
                 self.block(caller, "held")
                 caller.answered = True
         return self.clock()

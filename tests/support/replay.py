@@ -22,7 +22,7 @@ from support.walked_client import KEY, MS, WalkedCaller, WalkedClient
 
 NOBODY = (-3, 0)  # an identity that should not occur, as a holder or in the queue
 FOREIGN_TOKEN = b"a token of another library"  # a token that nobody can mark as contended
-MOMENT_MS, HELD_MS = 1000, 900_000  # the server's ms for a grant that is not confirmed, and how a walk prolongs them
+MOMENT_MS = 9_000  # the server's ms for a grant that is not confirmed: a walk sets them anew, so that it does not end
 COHORTS = ((1, 1, 1), (2, 1), (0, 2, 1), (3, 1), (2, 2), (1, 0, 0), (4, 2))
 FAULTS = ("crash", "cut", "cancel", "expire", "foreign", "join")
 TROUBLE = 0.15  # the share of events that the model allows but does not require
@@ -124,12 +124,12 @@ class Replay:
             (b"GET", KEY), (b"PTTL", KEY), (b"ZRANGE", commands.queue_key(KEY), b"0", b"-1")
         )
         if 0 < left <= MOMENT_MS:  # it must not expire before the walk says so
-            self.probe.execute((b"PEXPIRE", KEY, b"%d" % HELD_MS))
+            self.probe.execute((b"PEXPIRE", KEY, b"%d" % MOMENT_MS))
         key = model.FREE if held is None else model.OTHER if held == FOREIGN_TOKEN else self.identity(held)
-        marked = held is not None and held.startswith(commands.CONTENDED_PREFIX)
+        marked = held is not None and held[2:3] == b"+"
         clients = tuple(self.client(each) for each in self.processes)
         entries = tuple(self.entry(entry) for entry in queue)
-        return Observation(clients, key, marked, 0 < left <= HELD_MS, entries)
+        return Observation(clients, key, marked, 0 < left <= MOMENT_MS, entries)
 
     def identity(self, token: bytes) -> model.Identity:
         return next(((i, at) for i, each in enumerate(self.processes) if (at := each.number(token)) >= 0), NOBODY)

@@ -17,11 +17,12 @@ from typing import Any
 import hiredis
 
 from fastlock import _errors as errors
-from fastlock._protocol import steps
+from fastlock._protocol import commands, steps
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.lease import Lease
-from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues, Waiter
+from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueues
 from fastlock._protocol.undo import ScriptUndo, Undo
+from fastlock._protocol.waiters import Waiter
 
 MINE, OTHER = b"fl:" + b"m" * 32, b"fl:" + b"o" * 32
 CONTENDED = b"fl+" + b"m" * 32  # the caller's token, marked as contended
@@ -83,6 +84,9 @@ def error(text: str) -> Exception:
     return hiredis.ReplyError(text)
 
 
+NATIVE = frozenset({commands.DELIFEQ, commands.SET_NX_GET})
+
+
 @dataclass
 class Ran:
     """The outcome of an operation."""
@@ -92,6 +96,8 @@ class Ran:
     steps: list[Any] = field(default_factory=list)
     stales: list[tuple[Any, ...]] = field(default_factory=list)  # of each Request, when it was sent
     queues: LocalQueues = field(default_factory=lambda: LocalQueues(contextlib.nullcontext()))
+    capabilities: frozenset[str] = NATIVE  # of the server
+    scripts: list[Any] = field(default_factory=list)  # those in which batches were sent
 
     def of(self, kind: type) -> list[Any]:
         return [step for step in self.steps if isinstance(step, kind)]
@@ -127,14 +133,20 @@ class Wakes:
         self.happens = happens
 
 
-def run_steps(clock: Clock, operation: Any, *answers: Any, queues: LocalQueues | None = None) -> Ran:
+def run_steps(
+    clock: Clock,
+    operation: Any,
+    *answers: Any,
+    queues: LocalQueues | None = None,
+    capabilities: frozenset[str] = NATIVE,
+) -> Ran:
     """Carry out an operation (an Acquire, a Release, or a generator) with these answers to its requests, in order.
 
     An answer may be Raise, After, or a function of the Request; a Wait takes none but Raise and Wakes; `...` repeats
     the answer before it for ever. AssertionError: it sends more commands, or fewer, than there are answers. queues:
-    those of the client.
+    those of the client. capabilities: of the server.
     """
-    ran, left = Ran(), deque(answers)
+    ran, left = Ran(capabilities=capabilities), deque(answers)
     ran.queues = queues or ran.queues
     try:
         ran.outcome = _drive(clock, operation, left, ran)
@@ -195,6 +207,8 @@ def _answer(clock: Clock, step: Any, left: deque[Any], ran: Ran) -> Any:
     if isinstance(step, steps.Request):
         step.sent, step.connection = clock(), CONNECTION
         ran.stales.append(step.stale)
+    if isinstance(step, steps.CommandBatch):
+        ran.scripts += step.calls(ran.capabilities)
     answer = left.popleft()
     if left and left[0] is ...:
         left.appendleft(answer)

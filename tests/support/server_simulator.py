@@ -130,8 +130,8 @@ class ServerSimulator:
         """Mark the holder's token as contended, if it can be marked."""
         token, end = self.keys[key]
         if commands.can_be_contended(token):
-            self.keys[key] = commands.CONTENDED_PREFIX + token[3:], end
-        return self.keys[key][0].startswith(commands.CONTENDED_PREFIX)
+            self.keys[key] = commands.as_contended(token), end
+        return self.keys[key][0][2:3] == b"+"
 
     def grant(self, key: bytes, me: bytes | None = None) -> bool:
         """Grant a free name to the first in the queue, unless that is `me`."""
@@ -185,6 +185,7 @@ class ServerSimulator:
 
     def perform(self, request: steps.Request, current: int) -> Callable[[], Any]:
         """What the server will do when it reads a request's bytes, as they are now, on the current session."""
+        calls = request.calls(CAPABILITIES[self.native]) if isinstance(request, steps.CommandBatch) else ()
         asked, stale = copy.copy(request), request.stale
 
         def read() -> Any:
@@ -192,11 +193,11 @@ class ServerSimulator:
                 self.end_session(session, current)
             if isinstance(asked, steps.Command):
                 return self.execute(asked.opcode, asked.key, asked.token, asked.ms)
-            if isinstance(asked, steps.CommandBatch):
+            if isinstance(asked, steps.CommandBatch) and not calls:
                 pairs = zip(asked.names, asked.tokens, strict=True)
                 return [self.execute(asked.opcode, *pair, asked.ms) for pair in pairs]
-            assert isinstance(asked, steps.RawCommands)
-            return [self.call(call) for call in asked.calls]
+            assert calls or isinstance(asked, steps.RawCommands)
+            return [self.call(call) for call in calls or asked.calls]
 
         return read
 
@@ -239,8 +240,10 @@ class ServerSimulator:
         if script == commands.RENEW_MANY_LUA.sha:
             triples = zip(names, rest[: len(names)], rest[len(names) :], strict=True)
             return [self.execute(Opcode.EXTEND_SCRIPT, name, token, int(ms)) for name, token, ms in triples]
+        if script == commands.ACQUIRE_MANY_LUA.sha:
+            return [self.execute(Opcode.ACQUIRE_SCRIPT, name, rest[0], int(rest[1])) for name in names]
         assert script == commands.RELEASE_MANY_LUA.sha
-        return [self.delete(*pair) for pair in zip(names, rest, strict=True)]
+        return [self.delete(*pair) for pair in zip(names, rest * len(names) if len(rest) == 1 else rest, strict=True)]
 
     def acquire_all(self, names: tuple[bytes, ...], tokens: tuple[bytes, ...], ms: int, partly: bool) -> list[Any]:
         self.ours |= set(tokens)

@@ -358,7 +358,7 @@ class World:
         if call[1] == commands.SHARED_JOIN_LUA.sha and isinstance(reply, list):
             token, address = call[-6:-4]
             if address:
-                self.moments[token] = int(address[commands.CHANNEL_SIZE :])
+                self.moments[token] = int(address[commands.CHANNEL_SIZE : commands.ADDRESS_SIZE - 1])
                 assert token not in self.joined, "an entry has joined twice"
                 self.joined.add(token)
                 self.arrivals += [token] * (not reply[0])

@@ -69,6 +69,7 @@ class Wire:
         self.session = Session({}, client.capabilities, b"", b"", "", next(self.serial))
         self.flights: deque[Flight] = deque()
         self.slow = False  # whether the server takes its time to read what was sent here
+        self.knows_release = False
 
     def unread(self) -> Flight | None:
         """What the server executes next of what was sent here."""
@@ -175,11 +176,11 @@ class WalkedClient:
         self.capabilities = ALL if walk.random.random() < 0.7 else frozenset()
         self.api = fastlock.asyncio.Client(unix_socket_path=walk.server.path)
         made = self.api._transport
-        self.api._transport = self.transport = WalkTransport(made.settings, made.impl)
+        self.api._transport = self.transport = walk.transport(made.settings, made.impl)
         self.transport.walked = self
         self.table = commands.command_table(self.capabilities)
         self.wires = [Wire(self) for _ in range(3)]
-        self.messages: deque[bytes] = deque()
+        self.messages: deque[tuple[bytes, bytes]] = deque()  # each with its channel
         self.pending: list[UndoDelivery] = []  # undos that wait for a connection
         self.ear: Any = None  # the connection of the walk itself on which the client's messages come
         self.dead = False
@@ -223,12 +224,15 @@ class WalkedClient:
 
     def hear(self) -> None:
         """Take the messages that the server has published by now."""
-        if self.ear is None:
-            return
-        self.ear.send_command("PING")
-        while (push := self.ear.read_response()) and push[0] != b"pong":
+        if self.ear is not None:
+            self.ear.send_command("PING")
+            self.hear_until(b"pong")
+
+    def hear_until(self, last: bytes) -> None:
+        """Take messages, until that is replied to."""
+        while (push := self.ear.read_response()) and push[0] != last:
             if push[0] == b"message":
-                self.messages.append(push[2])
+                self.messages.append((push[1], push[2]))
 
     def deafen(self) -> None:
         if self.ear is not None:
@@ -271,6 +275,7 @@ class WalkedClient:
         at += [actor.step.until or math.inf for actor in self.renewing if isinstance(actor.step, steps.Request)]
         if self.looks():
             at += [self.look_at, self.transport.renewals.wake_time()]
+        at.append(self.transport.queues.next_lapse)
         return min(at, default=math.inf)
 
     def looks(self) -> bool:

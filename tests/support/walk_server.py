@@ -46,6 +46,7 @@ CLOCKS = {
     "redis.call('TIME')": "redis.call('MGET', 'walk:seconds', 'walk:micros')",
     "'PEXPIREAT', name, last[2]": "'PEXPIRE', name, last[2] - clock()",
     "'PEXPIREAT', KEYS[1], ending": "'PEXPIRE', KEYS[1], ARGV[3] + 1",
+    "left > moment": "left > moment + 100",  # `sync` may move the end of a key that is younger than it takes it for
 }
 
 

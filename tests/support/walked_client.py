@@ -13,13 +13,14 @@ from typing import Any
 
 from fastlock._protocol import commands
 from fastlock._protocol.lease import Lease
-from fastlock._protocol.local_queue import LocalQueues, Waiter
+from fastlock._protocol.local_queue import LocalQueues
+from fastlock._protocol.waiters import Waiter
 from support.handover import ABANDONED, ASKING, Command, Event
 from support.run_steps import Clock
 
 KEY = b"name"
 MS = 10_000_000  # ms of every lease: longer than any walk
-ORDERED = (*ASKING, "LEAVE")  # commands that share the connection on which messages come
+ORDERED = (*ASKING, "LEAVE", "CONFIRM")  # commands that share the connection on which messages come
 
 
 @dataclass(eq=False)
@@ -91,8 +92,8 @@ class WalkedClient:
         return self.number(self.lease(caller)._raw_token)
 
     def number(self, token: bytes) -> int:
-        """The number of a token or queue entry, plain or contended; -1: it was never sent."""
-        token = commands.PLAIN_PREFIX + token[3:]
+        """The number of a token or queue entry, plain or contended, with a fence or not; -1: it was never sent."""
+        token = commands.PLAIN_PREFIX + token[3:].partition(b"#")[0]
         return self.tokens.index(token) if token in self.tokens else -1
 
     def pending(self, caller: WalkedCaller) -> Any:
@@ -165,6 +166,12 @@ class WalkedClient:
     def ends(self, flight: Any) -> float:
         """When the lease that was requested ends, if it is granted."""
         raise NotImplementedError
+
+    def expire_moment(self, held: bytes) -> None:
+        """The moment of a grant by this token ends by the client's own clock, so that the grant is not believed."""
+        queue = self.queues.by_entry.get(commands.PLAIN_PREFIX + held[3:])
+        if queue is not None:  # its reply may still be under way: whatever was sent, was sent by now
+            self.clock.time += queue.moment
 
     def expire(self, held: bytes) -> None:
         """The lease with this token ends by the client's own clock."""

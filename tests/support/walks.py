@@ -20,7 +20,7 @@ from fastlock._protocol import steps
 from fastlock._protocol.handshake import Session
 from fastlock._protocol.local_queue import RECHECK_SECONDS
 from support.run_steps import Clock, error
-from support.walk_clients import Actor, Body, Died, Flight, Planned, WalkedClient, Wire
+from support.walk_clients import Actor, Body, Died, Flight, Planned, WalkedClient, WalkTransport, Wire
 from support.walk_server import STALL, Entry, Stalled, WalkServer
 
 SOON = 3.0  # weight of what happens soon, else is late
@@ -38,6 +38,7 @@ class Walk:
     """A walk: its clients and their callers, its server and its clock. faults: whether anything fails. What happens
     follows from the seed."""
 
+    transport: type[WalkTransport] = WalkTransport  # of its clients
     jumps: tuple[float, ...] = (0.01, 0.3, 1.1, 4.0)  # seconds that pass at a time
     passing = 0.1, 0.7  # how often time passes although something else could happen: soon, or at any time
     trouble, deaths = 0.05, 0.03  # how often something fails; how often it is a process that dies
@@ -254,8 +255,7 @@ class Walk:
             self.advance(flight.actor, flight.replies[0] if single else flight.replies)
 
     def message(self, client: WalkedClient) -> None:
-        queues = client.transport.queues
-        queues.on_push([b"message", queues.channel, client.messages.popleft()])
+        client.transport.queues.on_push([b"message", *client.messages.popleft()])
 
     def cut(self, wire: Wire, killed: bool = False) -> None:
         """A connection breaks. What the server has not executed it may execute later, or never; never, if it was it
@@ -265,6 +265,7 @@ class Walk:
         client.wires[at] = Wire(client)
         if at == len(client.wires) - 1:
             client.deafen()
+            self.deafened(client)
         if not killed:
             self.lost += [(wire.session, each) for each in flights if not each.executed]
         for flight in flights:
@@ -274,6 +275,9 @@ class Walk:
             elif flight.actor is not None:
                 self.advance(flight.actor, _lost("cut", None if flight.refused else wire.session))
         client.transport.queues.on_reconnect()
+
+    def deafened(self, client: WalkedClient) -> None:
+        """The connection has broken on which a client's messages came."""
 
     def deadline(self, actor: Actor) -> None:
         """The caller's time is over, and the reply has not come."""

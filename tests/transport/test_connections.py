@@ -157,7 +157,7 @@ def test_pending_undos_outlive_the_connection_chosen_for_them(
     transport.pending_undos += [UndoDelivery(Undo([name], [b"abandoned"])) for name in (b"other", NAME.encode())]
     connection = transport.idle.pop()
     connection.fail(Broken("by another thread"))
-    transport._flush_undos_over(connection)
+    transport.flush_undos_over(connection)
     assert sorted(delivery.undo.names for delivery in transport.pending_undos) == [[b"other"], [NAME.encode()]]
     assert not client.lock("barrier").locked()
     assert not probe.exists(NAME) and transport.pending_undos == []
@@ -201,13 +201,13 @@ def test_a_pending_undo_is_sent_by_one_thread(
     class Flushing(Connection):
         def post(self, delivery: UndoDelivery) -> None:
             posted.append(delivery)
-            transport._flush_undos_over(self)
+            transport.flush_undos_over(self)
             real(delivery)
 
     transport.pending_undos += [UndoDelivery(Undo([b"%d" % number], [b"abandoned"])) for number in range(4)]
     undos = list(transport.pending_undos)
     connection.__class__ = Flushing
-    transport._flush_undos_over(connection)
+    transport.flush_undos_over(connection)
     assert posted == undos and transport.pending_undos == []
 
 
@@ -221,7 +221,7 @@ def test_an_undo_that_a_dead_connection_refuses_stays_once(api: Api, impl: str, 
     connection = transport.idle[0]
     connection.fail(Broken("by another thread"))
     for _ in range(3):
-        transport._flush_undos_over(connection)
+        transport.flush_undos_over(connection)
     assert len(transport.pending_undos) == 4 and set(transport.pending_undos) == undos
     assert sorted(len(undo.stale) for undo in transport.pending_undos) == [0, 1, 1, 1]
     transport.pending_undos.clear()

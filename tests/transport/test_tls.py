@@ -11,6 +11,7 @@ import redis
 from support.apis import Api
 from support.tls import Authority, TlsFront
 
+import fastlock
 from fastlock.embedded import Server
 
 
@@ -38,6 +39,25 @@ async def test_locks_work_over_tls(api: Api, front: TlsFront, authority: Authori
     leases = await api.get(client.acquire_many(names))
     assert all(leases)
     assert await api.get(client.release_many(leases)) == [True] * 300
+
+
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_a_loss_that_came_with_the_end_of_the_connection_is_told(
+    api: Api, front: TlsFront, authority: Authority, probe: redis.Redis
+) -> None:
+    """A release that is sent again, as its connection was closed, would count what it finds as its own doing."""
+    client = api.client(f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file)
+    lock = client.lock("a", timeout=10)
+    await api.enter(lock)
+    probe.set("a", "somebody else")
+    probe.client_kill_filter(_type="normal", skipme=True)
+    (connection,) = client._transport.connections
+    while connection.stream.usable():
+        await api.checkpoint()
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await api.leave(lock)
+    assert client.get_stats()["losses"] == 1
+    probe.delete("a")
 
 
 async def test_threads_and_tasks_share_connections_over_tls(

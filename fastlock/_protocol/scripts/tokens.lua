@@ -5,10 +5,11 @@
 --          one; mine(held, token): whether the value `held` is this token, plain or contended
 -- cost     no command
 local function can_be_contended(token)
-  return #token == 35 and string.sub(token, 1, 3) == 'fl:'
+  local prefix = string.sub(token, 1, 3)
+  return #token == 35 and (prefix == 'fl:' or prefix == 'fk:')
 end
 local function as_contended(token)
-  return 'fl+' .. string.sub(token, 4)
+  return string.sub(token, 1, 2) .. '+' .. string.sub(token, 4)
 end
 local function mine(held, token)
   return held == token or (held and can_be_contended(token) and held == as_contended(token))

@@ -1,0 +1,229 @@
+"""Random walks of kept leases: callers that keep their leases and callers that do not, in three clients, and somebody
+with redis-py, while connections break and processes stop and die. Grants are believed before they are confirmed.
+
+Checked after each event: of a name at most one caller believes that it holds, and the server holds it for that one; and
+a client that has heard of a recall keeps nothing. At the end, where nothing fails any more, everybody is served, and
+nothing is left once what is kept has lapsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from fastlock._protocol import commands, steps
+from fastlock._protocol.keeping import kept_token
+from fastlock._protocol.lease import ENDED, Lease, new_token
+from fastlock._protocol.waiters import Waiter
+from support.run_steps import Clock
+from support.walk_clients import Actor, Body, WalkedClient, WalkTransport, perform
+from support.walk_server import TOLERANCE
+from support.walks import SOON, Event, Walk
+
+NAMES = "a", "b", "c", "d", "e", "f"
+FOREIGN = b"a token of redis-py"
+LONG = 100.0  # seconds: longer than any lease
+
+
+class Held(NamedTuple):
+    """A lease that a caller believes it holds, and by which token the server knew it."""
+
+    actor: Actor
+    lease: Lease
+    key: bytes
+    token: bytes
+
+
+class KeptTransport(WalkTransport):
+    """A transport that keeps leases."""
+
+    async def _execute(self, request: Any) -> Any:
+        if self.queues.kept:
+            self.release_kept_for(request.acquires())
+        while request.settles and any(key in self.unconfirmed for key in request.acquires()):
+            await self.performed(steps.Sleep(0.0))
+        answer = await super()._execute(request)
+        while (self.unconfirmed or self.resent) and self.met_own_release(request, answer):
+            answer = await super()._execute(request)
+        return answer
+
+    def hear_recalls(self) -> None:
+        self.wants_recalls = True
+
+    def deliver(self, delivery: Any) -> None:
+        self.walked.post(delivery)
+
+    def wake_keeper(self) -> None:
+        """The walk looks for what has lapsed."""
+
+
+class KeptWalk(Walk):
+    """A walk."""
+
+    transport = KeptTransport
+    jumps = (0.005, 0.05, 0.3, 1.1)
+    passing = 0.03, 0.5
+    lateness, arrival = 0.0, SOON
+
+    def __init__(self, path: str, clock: Clock, seed: int) -> None:
+        super().__init__(path, clock, seed, faults=seed % 3 > 0)
+        self.clients.append(WalkedClient(self))
+        self.held: list[Held] = []
+        self.taken = 0  # kept leases that were given out again
+        self.timeout, self.keep = self.random.choice((10, 20)), self.random.choice((1, 6))
+        self.names = NAMES[: self.random.choice((2, 4, 6))]
+        for _ in range(self.random.choice((3, 4, 6))):
+            self.actors.append(Actor(self.random.choice(self.clients), self.caller))
+
+    # the callers
+
+    async def caller(self, actor: Actor) -> None:
+        """Hold a name, by a lock that keeps its leases, or one that does not."""
+        lock = self.lock(actor.client)
+        lease = await self.acquire(actor, lock)
+        if lease is None:
+            return
+        held = Held(actor, lease, lock._key, lease._raw_token)
+        self.held.append(held)
+        while await perform(Body(0.4)) == "stay":
+            pass
+        self.held.remove(held)
+        await lock.release()
+
+    def lock(self, client: WalkedClient) -> Any:
+        """A lock of a name: mostly of one of those that are this client's by custom."""
+        own = [each for i, each in enumerate(self.names) if self.clients[i % len(self.clients)] is client]
+        name = self.random.choice(own if own and self.random.random() < 0.8 else self.names)
+        limit = self.random.choice((None, None, 2, 8))
+        options = {
+            "blocking_timeout": limit,
+            "timeout": self.timeout * self.random.choice((1, 1, 1, 2)),
+            "thread_local": False,
+        }
+        kind = self.random.choice(("kept", "kept", "kept", "kept", "kept", "plain", "fair"))
+        more = {"kept": {"keep": self.keep}, "plain": {}, "fair": {"fair": True}}[kind]
+        return client.api.lock(name, **options, **more)
+
+    async def acquire(self, actor: Actor, lock: Any) -> Lease | None:
+        """As the fast path of tasks acquires; any other case is handed on to the operation."""
+        transport, queues, start = lock._transport, lock._transport.queues, self.clock()
+        if lock._keep_ms and (kept := lock._take_kept(None, start)) is not None:
+            self.taken += 1
+            assert kept._deadline - start >= lock.timeout, "given out though it does not last"
+            return kept  # type: ignore[no-any-return]
+        if lock._key in queues.kept:  # what is kept does not last: it is released before
+            return await transport.run(lock._new_acquire(None, False, start))  # type: ignore[no-any-return]
+        if not (lock.fair or lock._key in queues.by_key or lock._key in queues.expected):
+            token = self.fresh_token(lock)
+            first, ms = lock._new_acquire(token, False, start), lock._ms
+            first.request.ms = ms = ms + lock._keep_ms if token.startswith(commands.KEPT_PREFIX) else ms
+            try:
+                answer = await transport._execute(first.request)
+            except BaseException:
+                first.forget()
+                raise
+            if answer is None and self.clock() < first.request.sent + ms / 1000:
+                lease = Lease(lock.name, lock._key, token, first.request.sent + ms / 1000)
+                lock._leases[None] = lease
+                if token.startswith(commands.KEPT_PREFIX):
+                    queues.note_keepable(lease, first.request.sent, first.request.sent + lock._keep_ms / 1000)
+                return lease
+            if type(answer) is not bytes or answer == token:
+                op = lock._new_acquire(token, False, start)
+                op.request.connection, op.request.sent = first.request.connection, first.request.sent
+                return await transport.run(op, answer)  # type: ignore[no-any-return]
+        waiter = Waiter(lock.name, lock._key, lock._ms, False, new_token() if lock.fair else None, lock.sleep)
+        waiter.believes, waiter.keep_ms = True, lock._keep_ms
+        queues.enqueue(waiter, start)
+        return await transport.run(lock._new_acquire(None, False, start), waiter)  # type: ignore[no-any-return]
+
+    def fresh_token(self, lock: Any) -> bytes:
+        """A token that can be recalled, if the lease may be kept."""
+        queues = lock._transport.queues
+        if lock._keep_ms and lock._key in queues.expected:
+            queues.expect(lock._key, False)
+        elif lock._keep_ms and queues.hears_recalls:
+            return kept_token(new_token())
+        return new_token()
+
+    def end(self, actor: Actor, result: Any) -> None:
+        self.held = [each for each in self.held if each.actor is not actor]
+        super().end(actor, result)
+        if self.open:
+            self.actors.append(Actor(self.random.choice(self.clients), self.caller))
+
+    def go_on(self, actor: Actor) -> None:
+        self.advance(actor, self.random.choice(("stay", "leave", "leave")) if self.open else "leave")
+
+    # events
+
+    def events_of(self, client: WalkedClient) -> Iterator[Event]:
+        yield from super().events_of(client)
+        queues = client.transport.queues
+        if client.runs and client.transport.wants_recalls and not queues.hears_recalls:
+            yield Event("subscribe", lambda: self.subscribe(client), SOON if self.random.random() < 0.5 else 0.5)
+        if client.runs and queues.next_lapse <= self.clock():
+            yield Event("lapse", lambda: client.transport.release_kept(queues.lapsed(self.clock())))
+
+    def events(self) -> Iterator[Event]:
+        yield from super().events()
+        for name in self.names if self.open else ():
+            held = self.server.state.get(name.encode())
+            if held is None:
+                yield Event("foreign", lambda name=name: self.server.raw("SET", name, FOREIGN, "PX", 3000, "NX"), 0.05)
+            elif held.value == FOREIGN:
+                yield Event("foreign ends", lambda name=name: self.server.raw("DEL", name), 0.5)
+
+    def let_happen(self, events: list[Event]) -> None:
+        super().let_happen(events)
+        self.server.look()
+
+    def subscribe(self, client: WalkedClient) -> None:
+        """Recalls are heard from now on: on the connection on which messages come."""
+        client.listen()
+        client.ear.send_command("SUBSCRIBE", client.transport.queues.keep_channel)
+        client.hear_until(b"subscribe")
+        client.transport.queues.recalls_heard(True)
+
+    def deafened(self, client: WalkedClient) -> None:
+        if not client.dead:
+            client.transport.release_kept(client.transport.queues.recalls_heard(False))
+
+    # promises
+
+    def check(self) -> None:
+        claims: dict[bytes, Held] = {}
+        for each in self.held:
+            left = each.lease._deadline - self.clock()
+            if each.actor.client.dead or each.lease._deadline == ENDED or left <= 0:
+                continue
+            assert each.key not in claims, f"two hold {each.key!r}"
+            claims[each.key] = each
+            there = self.server.left(each.key, each.token)
+            assert left < max(there, 0) + TOLERANCE, f"believed in for {left} seconds, not {there}"
+        for client in self.clients:
+            if client.runs and not client.messages:
+                self.check_kept(client)
+
+    def check_kept(self, client: WalkedClient) -> None:
+        """What was recalled is not kept by a client that has heard all, and nothing by one that does not hear."""
+        assert client.transport.queues.hears_recalls or not client.transport.queues.kept, "kept, and no recall is heard"
+        for key, queue in client.transport.queues.kept.items():
+            entry, lease = self.server.state.get(key), queue.circulating
+            if entry is not None and lease is not None and lease._deadline > self.clock():
+                assert entry.value != commands.as_contended(lease._raw_token), "kept though it was recalled"
+
+    # the whole walk
+
+    def run(self) -> None:
+        """Walk. AssertionError: a promise was broken."""
+        self.wander(2000)
+        self.until(lambda: not any(client.stopped for client in self.clients), "all go on")
+        living = lambda: [each for each in self.actors if not each.client.dead]  # noqa: E731
+        self.until(lambda: self.idle() and not living(), "all are served")
+        self.until(lambda: self.idle() and not any(self.kept(client) for client in self.clients), "what is kept lapses")
+        self.skip(LONG)
+        assert not self.server.state, f"left behind: {self.server.state}"
+
+    def kept(self, client: WalkedClient) -> bool:
+        return not client.dead and bool(client.transport.queues.kept)
