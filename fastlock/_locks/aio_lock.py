@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlock._errors import LockError, LockNotOwnedError
+from fastlock._locks import plain
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import tasks
 from fastlock._locks.reentrant import Owners, Reentrant, fixed_name, refuse_token
@@ -59,10 +60,8 @@ class AsyncLock(Uncopyable, BaseLock):
         """
         if sleep is None and blocking is None and blocking_timeout is None and token is None:
             return (await tasks.aio_acquire(self, False)) is not None
-        if self._keep_ms and token is None:
-            self._transport.begin()
-            if self._reenter() is not None:
-                return True
+        if self._keep_ms and token is None and await plain.aio_take_kept(self) is not None:
+            return True
         return (await self._transport.run(self._acquire_with(sleep, blocking, blocking_timeout, token))) is not None
 
     # The following note the task that calls them, and a release also the lease: `shield`, `gather` and others await

@@ -5,15 +5,18 @@ All locks work by it; the fast path (`_fastpath/`) has the same functions, and t
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastlock._protocol.base_lock import BaseLock
-from fastlock._protocol.lease import Lease
+from fastlock._protocol.lease import Lease, now
 
 
 def acquire(lock: BaseLock, required: bool) -> Any:
     """Acquire with the lock's own settings, for a thread. Outcome and errors are those of `BaseLock._new_acquire`."""
-    if lock._owners is not None and (held := lock._reenter()) is not None:
+    if lock._keep_ms:
+        lock._transport.begin()
+    if (lock._keep_ms or lock._owners is not None) and (held := lock._reenter()) is not None:
         return held
     return lock._transport.run(lock._new_acquire(None, required))
 
@@ -46,8 +49,18 @@ def exit_lock(self: Any, kind: object, error: BaseException | None, trace: objec
         self._exit_failed(error, problem)
 
 
+async def aio_take_kept(lock: BaseLock) -> Lease | None:
+    """Take the lease of the name, if the client keeps it, and let the loop run before, if it is its turn."""
+    lock._transport.begin()
+    if lock._transport.turn_is_over(now()):
+        await asyncio.sleep(0)
+    return lock._reenter()
+
+
 async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
     """Acquire with the lock's own settings, for a task. Outcome and errors are those of `BaseLock._new_acquire`."""
+    if lock._keep_ms and (kept := await aio_take_kept(lock)) is not None:
+        return kept
     lease: Lease | None = await lock._transport.run(lock._new_acquire(None, required))
     return lease
 

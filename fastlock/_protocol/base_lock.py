@@ -154,6 +154,12 @@ class BaseLock:
             queues.note_keepable(lease, sent, sent + self._keep_ms / 1000)
         return lease
 
+    def _keep_acquired(self, lease: Lease) -> None:
+        """Keep the lease that an operation has acquired for the caller, for whom nothing was kept here before."""
+        self._keep_lease(self._owner(), lease)
+        if self._keepable(lease._raw_token):
+            self._transport.queues.note_keepable(lease, lease._since, lease._since + self._keep_ms / 1000)
+
     def _fresh_token(self) -> bytes:
         """A token for an acquire that is sent now: one that can be recalled, if the lease may be kept."""
         token = new_token()
@@ -161,13 +167,26 @@ class BaseLock:
             return token
         queues = self._transport.queues
         if self._key in queues.expected:  # it was recalled of late
-            queues.expect(self._key, False)
+            if not self.blocking:  # else the acquire joins, which counts
+                queues.expect(self._key, False)
             return token
         return keeping.kept_token(token) if queues.hears_recalls else token
 
     def _lease_ms(self, token: bytes) -> int:
         """How many milliseconds a lease by this token is to last."""
         return self._ms + self._keep_ms if token[1] == _KEPT else self._ms
+
+    def _another_token(self) -> bytes:
+        """As `_fresh_token`, for an operation."""
+        return self._fresh_token()
+
+    def _keepable(self, token: bytes) -> bool:
+        """Whether the lease by this token may be kept: it is one of this process's that can be recalled."""
+        return bool(self._keep_ms) and made_here(token) and token[1] == _KEPT
+
+    def _ms_by(self, token: bytes) -> int:
+        """As `_lease_ms`, for an operation, whose token may have been given."""
+        return self._ms + self._keep_ms if self._keepable(token) else self._ms
 
     def _handed_over(self, owner: object, waiter: Waiter, time: float, queues: LocalQueues) -> Lease | None:
         """Keep and count the lease that a waiter has got. None: it has none, or one that ended before the caller ran,
@@ -295,7 +314,7 @@ class BaseLock:
     ) -> LockAcquire:
         """The operation of an acquire with the lock's own settings. required: whether it raises LockError if it does
         not get the lock; start: when the acquire began, if that was earlier."""
-        op = self._acquire_by(token or new_token(), required)
+        op = self._acquire_by(token or self._fresh_token(), required)
         if self.blocking:
             op.blocking = True
             op.polls = not self.queue
@@ -308,7 +327,7 @@ class BaseLock:
         self, sleep: float | None, blocking: bool | None, blocking_timeout: float | None, token: object
     ) -> LockAcquire:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
-        raw_token = new_token() if token is None else self._as_token(token)
+        raw_token = self._fresh_token() if token is None else self._as_token(token)
         op = self._acquire_by(raw_token, required=False)
         op.given = token is not None
         op.polls = op.given or not self.queue  # two callers that give the same token would be one in the queue
@@ -446,8 +465,18 @@ class LockAcquire(Acquire):
     def __init__(self, lock: BaseLock, token: bytes, required: bool) -> None:
         self.lock = lock
         self.required = required
-        Acquire.__init__(self, lock.name, lock._key, token, lock._ms, lock.fence)
+        Acquire.__init__(self, lock.name, lock._key, token, lock._ms_by(token), lock.fence)
         self.alone, self.believes = lock.fair, lock._believes()
+
+    def waiter(self) -> Waiter:
+        waiter = super().waiter()
+        waiter.ms, waiter.keep_ms = self.lock._ms, self.lock._keep_ms
+        return waiter
+
+    def fresh_token(self) -> bytes:
+        token: bytes = self.lock._another_token()
+        self.ms = self.lock._ms_by(token)
+        return token
 
     def forget(self) -> None:
         """Keep no lease for a caller that was interrupted before it knew of it."""
@@ -471,7 +500,8 @@ class LockAcquire(Acquire):
         if lease is None or now >= lease._deadline:
             return Answer.UNDECIDED
         self._count(True)
-        self.lock._keep_lease(self.lock._owner(), lease)
+        self.lock._transport.queues.note_reply(now - self.request.sent)
+        self.lock._keep_acquired(lease)
         return lease
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[Lease | None]:
@@ -484,7 +514,7 @@ class LockAcquire(Acquire):
             raise error from None
         self._count(lease is not None)
         if lease is not None:
-            self.lock._keep_lease(self.lock._owner(), lease)
+            self.lock._keep_acquired(lease)
         elif self.required:
             raise self.lock._not_got()
         return lease

@@ -80,6 +80,23 @@ async def test_the_next_acquires_take_no_command(api: Api, server: Server, probe
     assert not probe.exists(NAME)
 
 
+@pytest.mark.parametrize("given", [{"blocking": False}, {"blocking": True}, {"blocking_timeout": LONG}])
+async def test_a_lease_is_kept_however_it_was_acquired(api: Api, server: Server, given: dict[str, Any]) -> None:
+    client = api.client(server.unix_url)
+    lock = await keeper_of(api, client)
+    for token in ("of the caller", "x", None):  # what a caller gives may be the token of other acquires, too
+        assert not kept(client) and await api.get(lock.acquire(**given, token=token))
+        longest = LONG + (KEEP if token is None else 0)
+        assert longest - SOON < lock.lease.remaining <= longest
+        await api.get(lock.release())
+    assert kept(client) == [NAME.encode()]
+    before = client.get_stats()["commands"]
+    assert await api.get(lock.acquire(**given))
+    await api.get(lock.release())
+    assert client.get_stats()["commands"] == before
+    await api.get(client.close())
+
+
 async def test_a_lease_is_kept_for_so_long_and_no_longer(api: Api, server: Server, probe: redis.Redis) -> None:
     """Though the client does nothing more; and who holds it then, holds it for its whole timeout."""
     client = api.client(server.unix_url)
