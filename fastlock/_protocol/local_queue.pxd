@@ -21,7 +21,6 @@ cdef class LocalQueue:
     cdef public WaiterList waiters
     cdef public object connection, error, fence
     cdef public tuple stale
-    cdef public dict templates
     cdef public Lease circulating
     cdef public double moment, base, recheck_at, confirmed_at, sleep, handovers_left, handed_over_at, keep_until
     cpdef Waiter first(self)
@@ -74,7 +73,7 @@ cdef class LocalQueues(KeptLeases):
     cdef public bint push_refused, rapid
     cdef public object pending_wake, on_empty, poll
     cdef public double next_sweep, forget_at
-    cdef public dict by_entry, expected
+    cdef public dict by_entry, expected, templates
     cdef object __weakref__
 
     @cython.locals(left=long)

@@ -57,7 +57,7 @@ class LocalQueue:
 
     __slots__ = (
         *("queues", "key", "shared", "entry", "address", "moment", "waiters", "entry_sent", "joined", "was_queued"),
-        *("queued_early", "templates", "base", "granted", "fence"),
+        *("queued_early", "base", "granted", "fence"),
         *("connection", "stale", "recheck_at", "sleep", "handed_over_at", "rapid", "circulating", "confirmed_at"),
         *("remote_waiters", "handovers_left", "error", "keep_until"),
     )
@@ -77,7 +77,6 @@ class LocalQueue:
         self.fence: int | None = None  # that it told
         self.was_queued = False  # whether the server queued the entry: other clients want the name, and will again
         self.queued_early = False  # whether that was done while a lease circulates here
-        self.templates: dict[Any, Any] | None = None  # the fast path keeps templates for `key` here, by command
         self.connection: Any = None  # the connection over which the entry joined, or looked last
         self.stale: tuple[Any, ...] = ()  # sessions that broke with the entry's request in flight
         self.recheck_at = 0.0  # when the first waiter is to look again, though nobody wakes it
@@ -391,6 +390,7 @@ class LocalQueues(KeptLeases):
         self.next_sweep = 0.0  # when `sweep` is to call `expire` next
         self.expected: dict[bytes, int] = {}  # names that other clients wanted of late: how many acquires join at once
         self.forget_at = 0.0  # when those are forgotten next
+        self.templates: dict[Any, Any] = {}  # kept by the transport: of commands for a name
         self.by_entry: dict[bytes, LocalQueue] = {}  # the queues whose entry the server may have queued
         self.on_empty: Callable[[], object] | None = None  # called when no entry is left in the server's queues
 

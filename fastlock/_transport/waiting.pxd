@@ -60,7 +60,7 @@ cpdef round_trip(stream, template, bytes name, bytes token, long long ms, double
 
 
 @cython.locals(templates=dict)
-cdef _cached(LocalQueue queue, made, command, tuple more)
+cdef _cached(Transport transport, bytes key, connection, command, tuple more)
 
 
 @cython.locals(busy=cython.Py_ssize_t)

@@ -13,7 +13,7 @@ from fastlock._errors import ClientClosedError
 from fastlock._implementation import default
 from fastlock._native import allocate_lock
 from fastlock._protocol.belief import Confirmation
-from fastlock._protocol.commands import CONFIRM, enter, hand_over, hand_over_template
+from fastlock._protocol.commands import CONFIRM, enter, hand_over
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue
 from fastlock._protocol.moments import LEAST_MOMENT
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _STREAM, _PENDING_REPLY = default.SocketStream, default.PendingReply
 _SPIN_SECONDS: float = SPIN_SECONDS  # typed, where this is compiled
 _YOUNG_SECONDS: float = LEAST_MOMENT / 4
+_MOST_TEMPLATES = 1000  # that a client keeps; then it forgets them all
 
 
 def wait(transport: Transport, waiter: Waiter, until: float) -> None:
@@ -155,7 +156,7 @@ def send_enter(
 ) -> Any:
     """Join by a queue's entry, or look, over the push connection, and wait for the reply. Returns the reply, or BUSY.
     Errors as of `SocketStream.round_trip`."""
-    template = _cached(queue, connection.impl.Template, enter, (queue.address, waiter.fenced, joins))
+    template = _cached(transport, queue.key, connection, enter, (queue.address, waiter.fenced, joins))
     queue.connection = connection
     spin = 0.0 if queue.was_queued else spin_seconds(transport)  # as in `send_hand_over`
     timeout = min(connection.reply_timeout, timeout)
@@ -166,16 +167,14 @@ def send_hand_over(transport: Transport, connection: Connection, key: bytes, tok
     """Send a release to the first waiter in the server's queue, and wait for the reply. Errors as of
     `SocketStream.round_trip`. It does not poll for the reply: the server tells the waiter first, and both need a
     processor."""
-    queue = transport.queued_keys.get(key)
-    made = connection.impl.Template
-    template = made(*hand_over(key)) if queue is None else _cached(queue, made, hand_over, ())
+    template = _cached(transport, key, connection, hand_over, ())
     return round_trip(connection.stream, template, b"", token, 0, connection.reply_timeout, 0.0)
 
 
 def post_release(transport: Transport, connection: Connection, lease: Lease, on_lost: Any) -> bool:
     """Send a release that nobody waits for. False: it was not sent, as the connection is broken."""
     posted = PostedRelease(transport, connection, lease, on_lost, lease._latest_end())
-    template = hand_over_template(connection.impl.Template, lease._key)
+    template = _cached(transport, lease._key, connection, hand_over, ())
     with connection.mutex:  # or who fails the connection would not find it
         if connection.error is not None:
             return False
@@ -193,7 +192,7 @@ def post_confirmation(
     transport: Transport, connection: Connection, queue: LocalQueue, confirmation: Confirmation
 ) -> None:
     """Send the look that confirms a believed grant, for whose reply nobody waits."""
-    template = _cached(queue, connection.impl.Template, enter, (confirmation.address, False, CONFIRM))
+    template = _cached(transport, queue.key, connection, enter, (confirmation.address, False, CONFIRM))
     posted = PostedConfirmation(connection, confirmation)
     with connection.mutex:
         alive = connection.error is None
@@ -272,19 +271,19 @@ def round_trip(
 
 
 def _cached(
-    queue: LocalQueue,
-    made: Callable[..., _stream.Template],
+    transport: Transport,
+    key: bytes,
+    connection: Connection,
     command: Callable[..., TemplateParts],
     more: tuple[Any, ...],
 ) -> Any:
-    """The template of a command for the name of a queue, kept for the next time: to encode it takes longer than to
-    send it."""
-    templates = queue.templates
-    if templates is None:
-        queue.templates = templates = {}
-    template = templates.get((command, more))
+    """The template of a command for a name, kept for the next time: to encode it takes longer than to send it."""
+    templates = transport.queues.templates
+    template = templates.get((command, key, more))
     if template is None:
-        templates[command, more] = template = made(*command(queue.key, *more))
+        if len(templates) >= _MOST_TEMPLATES:
+            templates.clear()
+        templates[command, key, more] = template = connection.impl.Template(*command(key, *more))
     return template
 
 
