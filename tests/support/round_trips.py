@@ -1,16 +1,19 @@
 """Believed grants, unconfirmed releases and kept leases as a state machine with small clocks, explored in every order
 of events: the rules of docs/waiting.md, docs/releases.md and docs/keep.md, and what happens where one of them is left
-out. Random walks drive the real code by the same rules (handover.py, kept_walks.py).
+out. Fences, extensions, several callers of a client and clients of redis-py have configurations of their own. Random
+walks drive the real code by the same rules (handover.py, kept_walks.py).
 
 Two or three clients, one name. Each client has connection A (SUBSCRIBE, JOIN, LOOK, LEAVE; its replies and all pushes)
 and B (SET NX GET, REL), each a FIFO in both directions; nothing is delivered or executed in time unless it happens so.
-    python tests/support/round_trips.py [--config believe] [--break same-entry-rejoin]
+    PYTHONPATH=tests python -m support.round_trips [--config believe] [--break same-entry-rejoin]
 """
 
 import argparse
 import sys
 import time
 from collections import deque
+
+from support.round_trip_configs import BREAKS, CONFIGS, LEASE, LONGER, M, VARIANTS
 
 # Time is relative: what ends in so many ticks counts down, the age of what was asked counts up from its sending.
 # Commands, each one script or command, executed at once:
@@ -19,96 +22,29 @@ from collections import deque
 #   LOOK place     as JOIN, but for a place that is neither the key nor queued: "gone"; it never queues, never takes
 #   REL tok        unmarked: delete; marked: grant. One script, nothing is left to do for who reads the reply
 #   LEAVE place    out of the queue, and as REL if it was granted
+#   EXT tok        the lease lasts for LONGER from now on
+#   redis-py's: SET, asked again and again, and DEL! tok, which deletes a token that is still as it was set
 
-M, LEASE = 2, 4  # ticks: a moment (also the time between looks), a lease
-
-BREAKS = {  # what is left out or done otherwise: the configurations that must find it
-    "confirm-queues": (
-        "believe",
-        "the confirmation of a believed grant may queue or take a free name, as today's ENTER",
-    ),
-    "same-entry-rejoin": ("believe", "a look queues a place again that was granted and lost"),
-    "believe-other-connection": (
-        "release",
-        "pushes come over a third connection, and after a cut a place is joined again",
-    ),
-    "base-unanswered": ("believe2", "the provisional deadline counts from the last look sent, answered or not"),
-    "moment-from-receipt": ("believe2", "the provisional deadline counts from when the message came"),
-    "provisional-past-lease": ("short", "the provisional deadline is not bounded by send of the confirmation + lease"),
-    "provisional-past-look": ("short", "a look in flight serves as confirmation, its lease counts from the belief"),
-    "timer-from-receipt": (
-        "frozen",
-        "the next look is due so long after the reply to the last came, not after it was sent",
-    ),
-    "slow-second": ("frozen", "only who is first looks every moment; the others every lease"),
-    "one-connection": ("release", "all of a name goes over A, and then a confirmation may queue, as today's ENTER"),
-    "lease-from-receipt": ("believe2", "the deadline of a lease counts from when the reply came"),
-    "grant-unmarked": ("three", "a grant sets an unmarked token though more are waiting, as today's grant.lua"),
-    "release-overtaken": ("believe2", "the next SET goes over A while the release before it goes over B"),
-    "release-needs-reader": (
-        "release",
-        "a release is a compare-and-delete; who reads its reply hands over if it was marked",
-    ),
-    "nobody-resends": ("believe", "a release whose connection broke is not sent again"),
-    "no-kill": ("believe", "commands of a connection that was cut are executed late, not ended before the next ask"),
-    "leave-overtaken": ("cancel", "the next SET goes over B while a LEAVE is not answered yet"),
-    "keep-without-mark": ("keep", "who finds a kept token recalls it, but does not mark it"),
-    "recall-lost": ("keepcut", "a kept token is recalled once, when it is marked, not with every look"),
-    "recall-before-reply": ("keep", "a recall of a token whose SET is not answered yet is ignored"),
-    "grant-while-giving": ("keep", "a keeper that has sent its lease back gives it out again"),
-    "keep-wanted": ("keep", "a lease is kept though others were told to wait"),
-    "lapse-silent": ("keep", "a keeper whose lease is over by its own clock sends nothing before it asks anew"),
-    "keep-unconfirmed": ("keep", "a grant that is not confirmed yet is kept (its token names no channel)"),
-}
-
-CONFIGS = {  # clients, acquires of each, keep, (cuts, crashes, freezes, cancels)
-    "believe": {"goals": (1, 1), "keep": 0, "faults": (1, 0, 0, 0)},  # (b), (c)
-    "believe2": {"goals": (2, 1), "keep": 0, "faults": (0, 0, 0, 0)},
-    "faults": {"goals": (1, 1), "keep": 0, "faults": (1, 1, 1, 0)},
-    "short": {
-        "goals": (2, 1),
-        "keep": 0,
-        "faults": (0, 0, 0, 0),
-        "lease": 1,
-        "moment": 3,
-        "quick": 1,
-    },  # a lease shorter than the moment
-    "three": {"goals": (1, 1, 1), "keep": 0, "faults": (0, 0, 0, 0), "begin": "queued", "quick": 1},
-    "frozen": {"goals": (1, 1, 1), "keep": 0, "faults": (0, 0, 1, 0), "begin": "queued", "quick": 1},
-    "cancel": {"goals": (1, 2), "keep": 0, "faults": (0, 0, 0, 1), "quick": 1},
-    "release": {"goals": (2, 1), "keep": 0, "faults": (1, 0, 0, 0), "quick": 1},  # (a)
-    "keep": {"goals": (2, 1), "keep": 1, "faults": (0, 0, 0, 0), "quick": 1},  # (d)
-    "keepcut": {"goals": (1, 1), "keep": 1, "faults": (1, 0, 0, 0)},
-    "keepfaults": {"goals": (2, 1), "keep": 1, "faults": (0, 1, 1, 0), "quick": 1},
-}
-# begin="queued": client 0 holds, the others are queued. quick: replies to REL are heard as they are made, as nothing
-# comes of them but that a connection that breaks later does not send the release again.
-
-VARIANTS = {  # not the rule, but nothing must be found: what the rules make unnecessary
-    "push-elsewhere": ("short", "pushes come over a third connection; a place is still joined only once (safety only)"),
-    "rejoin-after-cut": ("believe", "after a cut an unanswered JOIN is sent again for the same place, pushes over A"),
-    "no-kill-safety": (
-        "believe",
-        "commands of a connection that was cut are executed late: costs time, but is safe (safety only)",
-    ),
-    "no-leave-unknown": ("cancel", "a grant to a place that is not known any more is not given back"),
-}
 
 # A client. pc: S idle, A has sent SET, E has sent JOIN, Q queued, H holds, K keeps, D done, X dead
 PC, TOK, LEFT, AGE, BASE, CONF, WANTED, TIMER, GOALS, REL, FROZEN, SUB, AOUT, BOUT, AIN, BIN, PIN, LATE = range(18)
+FENCE, ROUND, EXT = range(18, 21)
 #   LEFT what is left of what it believes to hold; AGE of the request in flight, -1 none; BASE of the last look answered
-#   "queued", -1 none; CONF 0 provisional 2 confirmed; WANTED it knows that others wait; REL releases not answered
-NEW = ["S", -1, 0, -1, -1, 0, 0, 0, 0, (), 0, 1, (), (), (), (), (), ()]
+#   "queued", -1 none; CONF 0 provisional 2 confirmed; WANTED it knows that others wait; REL releases not answered;
+#   SUB -1 redis-py; ROUND of its callers had the lease before; EXT age of the extension in flight, -1 none
+NEW = ["S", -1, 0, -1, -1, 0, 0, 0, 0, (), 0, 1, (), (), (), (), (), (), 0, 0, -1]
 
 
 class World:
-    __slots__ = ("bad", "bud", "cl", "key", "queue", "taint")
+    __slots__ = ("bad", "bud", "cl", "fence", "high", "key", "queue", "taint")  # fence: the last; high: of those used
 
     def __init__(self, s):
-        self.key, self.queue, clients, self.bud, self.taint, self.bad = s
+        self.key, self.queue, clients, self.bud, self.taint, self.bad, self.fence, self.high = s
         self.cl = list(clients)
 
     def frozen(self):
+        if self.fence:
+            self.rank_fences()
         return (
             self.key,
             self.queue,
@@ -116,7 +52,28 @@ class World:
             self.bud,
             self.taint,
             self.bad,
+            self.fence,
+            self.high,
         )
+
+    def rank_fences(self):
+        """Only their order counts, and there are few of them at a time."""
+        found = {self.fence, self.high, *(c[FENCE] for c in self.cl)}
+        found.update(m[2] for c in self.cl for m in c[AIN] if m[0] == "grant")
+        found.update(m[3] for c in self.cl for f in (AIN, BIN) for m in c[f] if m[0] in ("acq", "set"))
+        ranks = {fence: n for n, fence in enumerate(sorted(found - {0}), 1)} | {0: 0}
+        if all(fence == rank for fence, rank in ranks.items()):
+            return
+        for i in range(len(self.cl)):
+            c = self.of(i)
+            c[FENCE] = ranks[c[FENCE]]
+            for f in (AIN, BIN):
+                c[f] = tuple(
+                    (*m[:2], ranks[m[2]]) if m[0] == "grant" else
+                    (*m[:3], ranks[m[3]]) if m[0] in ("acq", "set") else m
+                    for m in c[f]
+                )  # fmt: skip
+        self.fence, self.high = ranks[self.fence], ranks[self.high]
 
     def of(self, i):
         c = self.cl[i]
@@ -136,14 +93,18 @@ class Protocol:
         self.safety_only = self.split or wrong == "no-kill-safety"
         self.one = wrong == "one-connection"
         self.rejoin = wrong in ("believe-other-connection", "rejoin-after-cut")
+        self.fenced, self.renew, self.local = (config.get(each, 0) for each in ("fenced", "renew", "local"))
+        self.foreign = config.get("foreign", ())
 
     def start(self):
         clients = []
-        for n in self.goals:
+        for i, n in enumerate(self.goals):
             c = list(NEW)
             c[GOALS] = n
+            if i in self.foreign:
+                c[SUB] = -1
             clients.append(tuple(c))
-        s = (None, (), tuple(clients), self.faults, 0, 0)
+        s = (None, (), tuple(clients), self.faults, 0, 0, 0, 0)
         if not self.begin_queued:
             return s
         w = World(s)  # client 0 holds, the others are queued in order
@@ -162,7 +123,7 @@ class Protocol:
 
     def push(self, w, i, message):
         c = w.of(i)
-        if c[SUB]:
+        if c[SUB] == 1:
             f = PIN if self.split and message[0] == "grant" else AIN
             if f == PIN and c[f]:
                 return True  # lost, where one is still under way: else there were no end of them
@@ -174,7 +135,9 @@ class Protocol:
     def grant(self, w, me=None):
         while w.queue and w.queue[0] != me:
             first, w.queue = w.queue[0], w.queue[1:]
-            if self.push(w, first[0], ("grant", first[1])):
+            fence = w.fence + self.fenced
+            if self.push(w, first[0], ("grant", first[1], fence)):
+                w.fence = w.fence if self.wrong == "fence-unstored" else fence
                 more = bool(w.queue) and self.wrong != "grant-unmarked"
                 w.key = (*first, int(more), 0, M)
                 return True
@@ -188,19 +151,25 @@ class Protocol:
         if verb == "SUB":
             w.of(i)[SUB] = 1
             return None
+        if verb == "EXT":
+            if mine:
+                w.key = (*k[:4], LONGER)
+            return ("ext", tok, int(mine))
         if verb == "SET":
             if k is None or mine:
-                w.key = (i, tok, k[2] if mine else 0, self.keep, self.lease)
-                return ("set", tok, 1)
+                w.key = (i, tok, k[2] if mine else 0, self.keep if i not in self.foreign else 0, self.lease)
+                w.fence += self.fenced
+                return ("set", tok, 1, w.fence)
             if k[0] == i:
                 w.bad = 5
-            return ("set", tok, 0)
+            return ("set", tok, 0, 0)
         if verb in ("JOIN", "LOOK"):
             joins = verb == "JOIN"
             if mine or (k is None and (joins or me in w.queue) and not self.grant(w, me)):
                 w.queue = tuple(e for e in w.queue if e != me)
                 w.key = (i, tok, int(bool(w.queue)), self.keep, self.lease)
-                return ("acq", tok, int(bool(w.queue)))
+                w.fence += self.fenced
+                return ("acq", tok, int(bool(w.queue)), w.fence)
             if me not in w.queue:
                 if not joins:
                     return ("gone", tok)
@@ -210,8 +179,11 @@ class Protocol:
                 w.bad = 5
             if k[3] and not (self.wrong == "recall-lost" and k[2]):
                 self.push(w, k[0], ("recall", k[1]))
-            if not (self.wrong == "keep-without-mark" and k[3]):
+            marks = k[0] not in self.foreign or self.wrong == "foreign-marked"
+            if marks and not (self.wrong == "keep-without-mark" and k[3]):
                 w.key = (k[0], k[1], 1, k[3], k[4])
+            if not marks and self.wrong == "foreign-told":
+                return ("que", tok, self.lease + M)
             first = w.queue[0] == me or self.wrong != "slow-second"
             return ("que", tok, min(k[4], M) if first else self.lease)
         if verb == "LEAVE":
@@ -219,6 +191,9 @@ class Protocol:
             if mine and not self.grant(w):
                 w.key = None
             return None
+        if verb == "DEL!" and mine:
+            w.key = k if k[2] else None
+            return ("rel", tok)
         if verb == "DEL" and mine and k[2]:
             return ("marked", tok)
         if mine and not (k[2] and self.grant(w)):
@@ -267,6 +242,13 @@ class Protocol:
         c[AGE] = 0
         c[AOUT] += ((verb, c[TOK]),)
 
+    def claims(self, w, c, fence):
+        """It has the lease with this fence from now on, unless it has one, or the lease has ended."""
+        if self.fenced and not c[FENCE] and c[LEFT] > 0:
+            if fence <= w.high:
+                w.bad = 6
+            c[FENCE] = w.high = fence
+
     def holds(self, c, waiting):
         c[PC], c[CONF] = "H", 2
         c[LEFT] = self.lease if self.wrong == "lease-from-receipt" else self.lease - c[AGE]
@@ -276,15 +258,17 @@ class Protocol:
 
     def ends(self, c, release=True):
         if release:
-            c[AOUT if self.one else BOUT] += (("DEL" if self.wrong == "release-needs-reader" else "REL", c[TOK]),)
+            verb = "DEL!" if c[SUB] < 0 else "DEL" if self.wrong == "release-needs-reader" else "REL"
+            c[AOUT if self.one else BOUT] += ((verb, c[TOK]),)
             c[REL] += (c[TOK],)
         c[PC] = "S" if c[GOALS] else "D"
         c[TOK], c[LEFT], c[AGE], c[BASE], c[CONF], c[WANTED], c[TIMER] = -1, 0, -1, -1, 0, 0, 0
+        c[FENCE], c[ROUND], c[EXT] = 0, 0, -1
 
     def lets_go(self, c):
         sure = c[CONF] == 2 or self.wrong == "keep-unconfirmed"
         calm = not c[WANTED] or self.wrong == "keep-wanted"
-        if self.keep and sure and calm and c[LEFT] > 0:
+        if self.keep and sure and calm and c[LEFT] > 0 and c[SUB] >= 0:
             c[PC] = "K"
         else:
             self.ends(c)
@@ -309,6 +293,7 @@ class Protocol:
                     sent = c[AGE] if c[AGE] >= 0 and self.wrong != "provisional-past-look" else 0
                     left = M - base if self.wrong == "provisional-past-lease" else min(M - base, self.lease - sent)
                     c[PC], c[LEFT], c[CONF], c[BASE], c[TIMER] = "H", max(0, left), 0, -1, 0
+                    self.claims(w, c, rest[0])
                     verb = "JOIN" if self.wrong == "confirm-queues" else verb
                 if c[AGE] < 0:
                     self.looks(c, verb)
@@ -328,11 +313,23 @@ class Protocol:
         elif not mine:
             return
         elif what == "set":
-            if pc == "A":
-                self.holds(c, 0) if rest[0] else self.joins(w, i)
+            if pc == "A" and rest[0]:
+                self.holds(c, 0)
+                self.claims(w, c, rest[1])
+            elif pc == "A" and c[SUB] < 0:  # it asks again
+                c[PC], c[TOK], c[AGE], c[GOALS] = "S", -1, -1, c[GOALS] + 1
+            elif pc == "A":
+                self.joins(w, i)
+        elif what == "ext":
+            if pc == "H":
+                c[LEFT], c[EXT] = (LONGER - c[EXT]) * rest[0], -1
         elif what == "acq":
             if pc in ("E", "Q", "H"):
+                extended = c[LEFT]
                 self.holds(c, rest[0])
+                self.claims(w, c, rest[1])
+                if self.wrong == "extend-early":
+                    c[LEFT] = max(c[LEFT], extended)
         elif what == "que":
             if pc in ("E", "Q"):
                 late = 0 if self.wrong == "timer-from-receipt" else c[AGE]
@@ -391,6 +388,8 @@ class Protocol:
                 c[AGE] = min(max(M, self.lease), c[AGE] + 1)
             if c[BASE] >= 0:
                 c[BASE] = min(M, c[BASE] + 1)
+            if c[EXT] >= 0:
+                c[EXT] = min(LONGER, c[EXT] + 1)
         return w
 
     def may(self, s):
@@ -411,6 +410,20 @@ class Protocol:
                     k = w.of(i)
                     k[PC], k[GOALS] = "H", k[GOALS] - 1
                     yield f"{i} takes its kept lease", w
+            if c[PC] == "H" and self.local > c[ROUND] and c[GOALS] and c[LEFT]:
+                w = World(s)
+                h = w.of(i)
+                h[GOALS], h[ROUND] = h[GOALS] - 1, h[ROUND] + 1
+                if self.wrong == "local-restart":
+                    h[LEFT] = self.lease
+                yield f"{i} hands the lease to another of its callers", w
+            sure = c[CONF] == 2 or self.wrong == "extend-early"
+            if c[PC] == "H" and self.renew and sure and c[EXT] < 0 and not c[ROUND] and c[LEFT]:
+                w = World(s)
+                h = w.of(i)
+                h[BOUT] += (("EXT", h[TOK]),)
+                h[EXT], h[ROUND] = 0, 1  # once
+                yield f"{i} extends its lease", w
             if cancels and c[PC] in "AEQ":
                 w = World((*s[:3], (cuts, crashes, freezes, cancels - 1), *s[4:]))
                 g = w.of(i)
@@ -418,12 +431,12 @@ class Protocol:
                     g[AOUT] += (("LEAVE", g[TOK]),)
                 self.ends(g, release=c[PC] == "A")
                 yield f"{i} gives up", w
-            if cuts and (c[AOUT] or c[AIN] or c[PC] in "AEQHK"):
+            if cuts and c[SUB] >= 0 and (c[AOUT] or c[AIN] or c[PC] in "AEQHK"):
                 for n in range(len(c[AOUT]) + 1):
                     w = World((*s[:3], (cuts - 1, crashes, freezes, cancels), *s[4:]))
                     self.cut_a(w, i, n)
                     yield f"{i}'s A is cut, {n} of {len(c[AOUT])} executed", w
-            if cuts and (c[BOUT] or c[BIN]):
+            if cuts and c[SUB] >= 0 and (c[BOUT] or c[BIN]):
                 for n in range(len(c[BOUT]) + 1):
                     w = World((*s[:3], (cuts - 1, crashes, freezes, cancels), *s[4:]))
                     self.cut_b(w, i, n)
@@ -466,7 +479,7 @@ class Protocol:
         c = w.of(i)
         if self.wrong in ("no-kill", "no-kill-safety"):
             c[LATE] += c[BOUT]
-        c[BIN] = ()
+        c[BIN], c[EXT] = (), -1  # whether it was extended is not known
         again = () if self.wrong == "nobody-resends" else tuple(("REL", t) for t in c[REL])
         if self.wrong == "nobody-resends":
             c[REL] = ()
@@ -477,11 +490,13 @@ class Protocol:
     # --- what must be so
 
     def unsafe(self, s):
-        key, queue, clients, _, _, bad = s
+        key, queue, clients, _, _, bad, _, _ = s
         if sum(c[PC] in "HK" and c[LEFT] > 0 for c in clients) > 1:
             return "(1) two believe to hold"
         if self.safety_only:
             return None
+        if bad == 6:
+            return "(6) a fence is not higher than that of a holder before"
         if bad:
             return "(5) a client is told that its own released token holds the name"
         for i, p in queue:
@@ -501,7 +516,7 @@ class Protocol:
         return None
 
     def waits(self, c):
-        return c[PC] in "AEQ" and not c[FROZEN]
+        return c[PC] in "AEQ" and not c[FROZEN] and c[SUB] >= 0
 
     def fair(self, s):
         """The next of one fair course of events without faults: (after, ticked)."""
@@ -556,9 +571,10 @@ class Protocol:
                 cost += max(self.lease * asks, holds) + M * any(j == i for j, _ in s[1])
         if gone:
             return 2, max(M, cost)
+        told = M * bool(self.foreign)  # nobody is told of a release by redis-py
         if s[4] or s[3][:3] != self.faults[:3]:
-            return 1, M if self.keep or self.lease < M else 0
-        return 0, 0
+            return 1, M if self.keep or self.lease < M else told
+        return 0, told
 
 
 def explore(config, wrong, limit):
