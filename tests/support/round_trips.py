@@ -110,13 +110,9 @@ class Protocol:
         w = World(s)  # client 0 holds, the others are queued in order
         for i in range(len(clients)):
             self.begins(w, i)
-            while any(c[f] for c in w.cl for f in (AOUT, BOUT, AIN, BIN)):
-                for f in (AOUT, BOUT):
-                    if w.cl[i][f]:
-                        self.execute(w, i, f)
-                for f in (AIN, BIN):
-                    if w.cl[i][f]:
-                        self.deliver(w, i, f)
+            while busy := [(j, f) for j, c in enumerate(w.cl) for f in (AOUT, BOUT, AIN, BIN) if c[f]]:
+                j, f = busy[0]
+                (self.execute if f in (AOUT, BOUT) else self.deliver)(w, j, f)
         return w.frozen()
 
     # --- the server
