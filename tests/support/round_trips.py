@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 
-from support.round_trip_configs import BREAKS, CONFIGS, LEASE, LONGER, M, VARIANTS
+from support.round_trip_configs import BREAKS, CONFIGS, LEASE, LONGER, VARIANTS, M
 
 # Time is relative: what ends in so many ticks counts down, the age of what was asked counts up from its sending.
 # Commands, each one script or command, executed at once:
@@ -278,23 +278,7 @@ class Protocol:
         elif what == "marked":
             c[BOUT] += (("REL", tok),)
         elif what == "grant":
-            if mine and pc == "Q":
-                base = c[BASE]
-                if self.wrong == "base-unanswered" and c[AGE] >= 0:
-                    base = c[AGE]
-                if self.wrong == "moment-from-receipt":
-                    base = 0
-                verb = "LOOK"
-                if 0 <= base < M:
-                    sent = c[AGE] if c[AGE] >= 0 and self.wrong != "provisional-past-look" else 0
-                    left = M - base if self.wrong == "provisional-past-lease" else min(M - base, self.lease - sent)
-                    c[PC], c[LEFT], c[CONF], c[BASE], c[TIMER] = "H", max(0, left), 0, -1, 0
-                    self.claims(w, c, rest[0])
-                    verb = "JOIN" if self.wrong == "confirm-queues" else verb
-                if c[AGE] < 0:
-                    self.looks(c, verb)
-            elif not mine and tok not in c[REL] and self.wrong != "no-leave-unknown":
-                c[AOUT] += (("LEAVE", tok),)
+            self.told(w, c, tok, rest[0])
         elif what == "recall":
             if mine and pc == "K":
                 if self.wrong == "grant-while-giving":
@@ -337,6 +321,26 @@ class Protocol:
                 self.joins(w, i)
             elif pc == "H":
                 self.ends(c, release=False)
+
+    def told(self, w, c, tok, fence):
+        """A message says that its place was granted the name."""
+        if c[TOK] == tok and c[PC] == "Q":
+            base = c[BASE]
+            if self.wrong == "base-unanswered" and c[AGE] >= 0:
+                base = c[AGE]
+            if self.wrong == "moment-from-receipt":
+                base = 0
+            verb = "LOOK"
+            if 0 <= base < M:
+                sent = c[AGE] if c[AGE] >= 0 and self.wrong != "provisional-past-look" else 0
+                left = M - base if self.wrong == "provisional-past-lease" else min(M - base, self.lease - sent)
+                c[PC], c[LEFT], c[CONF], c[BASE], c[TIMER] = "H", max(0, left), 0, -1, 0
+                self.claims(w, c, fence)
+                verb = "JOIN" if self.wrong == "confirm-queues" else verb
+            if c[AGE] < 0:
+                self.looks(c, verb)
+        elif c[TOK] != tok and tok not in c[REL] and self.wrong != "no-leave-unknown":
+            c[AOUT] += (("LEAVE", tok),)
 
     # --- what can happen
 
@@ -406,20 +410,7 @@ class Protocol:
                     k = w.of(i)
                     k[PC], k[GOALS] = "H", k[GOALS] - 1
                     yield f"{i} takes its kept lease", w
-            if c[PC] == "H" and self.local > c[ROUND] and c[GOALS] and c[LEFT]:
-                w = World(s)
-                h = w.of(i)
-                h[GOALS], h[ROUND] = h[GOALS] - 1, h[ROUND] + 1
-                if self.wrong == "local-restart":
-                    h[LEFT] = self.lease
-                yield f"{i} hands the lease to another of its callers", w
-            sure = c[CONF] == 2 or self.wrong == "extend-early"
-            if c[PC] == "H" and self.renew and sure and c[EXT] < 0 and not c[ROUND] and c[LEFT]:
-                w = World(s)
-                h = w.of(i)
-                h[BOUT] += (("EXT", h[TOK]),)
-                h[EXT], h[ROUND] = 0, 1  # once
-                yield f"{i} extends its lease", w
+            yield from self.within(s, i, c)
             if cancels and c[PC] in "AEQ":
                 w = World((*s[:3], (cuts, crashes, freezes, cancels - 1), *s[4:]))
                 g = w.of(i)
@@ -453,6 +444,23 @@ class Protocol:
                 w = World((*s[:3], (cuts, crashes, freezes - 1, cancels), *s[4:]))
                 w.of(i)[FROZEN] = 1
                 yield f"{i} freezes", w
+
+    def within(self, s, i, c):
+        """What a holder may do before it lets go."""
+        if c[PC] == "H" and self.local > c[ROUND] and c[GOALS] and c[LEFT]:
+            w = World(s)
+            h = w.of(i)
+            h[GOALS], h[ROUND] = h[GOALS] - 1, h[ROUND] + 1
+            if self.wrong == "local-restart":
+                h[LEFT] = self.lease
+            yield f"{i} hands the lease to another of its callers", w
+        sure = c[CONF] == 2 or self.wrong == "extend-early"
+        if c[PC] == "H" and self.renew and sure and c[EXT] < 0 and not c[ROUND] and c[LEFT]:
+            w = World(s)
+            h = w.of(i)
+            h[BOUT] += (("EXT", h[TOK]),)
+            h[EXT], h[ROUND] = 0, 1  # once
+            yield f"{i} extends its lease", w
 
     def cut_a(self, w, i, n):
         for _ in range(n):
