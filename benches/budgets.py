@@ -168,6 +168,7 @@ CONTENTION = (
         "hot, fair, grants of the least served client, part of the best served one's", "hot", 0.95, True,
         _of("fair", lambda row: row.fairness.min_over_max if row.fairness else None),
     ),
+    Budget("hot, fair, grants/s, part of one holder's alone", "hot", 0.9, True, _part("fair", "alone")),
     Budget("hot, fair, commands sent per grant", "hot", 3, False, _of("fair", lambda row: row.sent_per_grant)),
     Budget("handover, time per grant, times a pair of a caller in C", "handover", 1.5, False, _period, _periods),
     Budget("crowd, 100 tasks of one process, times redis.asyncio", "crowd", 50, True, _ratio("fastlock")),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import sys
-from time import sleep
 from typing import Any
 
 from fastlock._fork import check
@@ -39,13 +38,12 @@ from fastlock._transport.waiting import (
     send_enter,
     send_hand_over,
     spin_seconds,
+    take_turn,
     wait,
 )
 from fastlock._transport.writing import STREAM_ERRORS
 
 _MODULES = sys.modules
-TURN_SECONDS = 0.001  # for which threads may take kept leases and do nothing else
-_PAUSE_SECONDS = 0.00005  # in which another thread gets the interpreter
 _NOTHING = RawCommands([])  # a request that needs no undo
 _INFINITE: float = math.inf
 # Typed, where this is compiled
@@ -152,14 +150,7 @@ def _at_hand(lock: BaseLock) -> Any:
     """The lease that the caller gets without asking the server, or None."""
     if not lock._keep_ms:
         return lock._reenter()
-    transport, time = lock._transport, clock()
-    if time - transport.taken_at > _PAUSE_SECONDS:
-        transport.turn_end = time + TURN_SECONDS
-    elif time >= transport.turn_end:  # threads that do nothing else keep the one that hears recalls from running
-        sleep(_PAUSE_SECONDS)
-        time = clock()
-        transport.turn_end = time + TURN_SECONDS
-    transport.taken_at = time
+    time = take_turn(lock._transport)
     return lock._take_kept(thread_owner() if lock.thread_local else None, time)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastlock._errors import RedisError
+from fastlock._locks import plain
 from fastlock._locks.copying import Uncopyable
 from fastlock._locks.paths import threads
 from fastlock._locks.reentrant import Owners, Reentrant, fixed_name, refuse_token
@@ -45,10 +46,8 @@ class SyncLock(Uncopyable, BaseLock):
         """
         if sleep is None and blocking is None and blocking_timeout is None and token is None:
             return threads.acquire(self, False) is not None
-        if self._keep_ms and token is None:
-            self._transport.begin()
-            if self._reenter() is not None:
-                return True
+        if self._keep_ms and token is None and plain.take_kept(self) is not None:
+            return True
         return self._transport.run(self._acquire_with(sleep, blocking, blocking_timeout, token)) is not None
 
     def release(self) -> None:

@@ -10,13 +10,36 @@ from typing import Any
 
 from fastlock._protocol.base_lock import BaseLock
 from fastlock._protocol.lease import Lease, now
+from fastlock._transport.waiting import take_turn
+
+
+def take_kept(lock: BaseLock) -> Lease | None:
+    """Take the lease of the name for a thread, if the client keeps it, and let another thread run before, if it is its
+    turn."""
+    lock._transport.begin()
+    take_turn(lock._transport)
+    return _taken(lock)
+
+
+def _taken(lock: BaseLock) -> Lease | None:
+    """Take the lease of the name, if the client keeps it. What a signal handler raises as compiled code returns to this
+    function is raised here, where the lease is released again: the caller would not know of it."""
+    owner = lock._owner()
+    before = lock._leases.get(owner)
+    try:
+        return lock._take_kept(owner, now())
+    except BaseException as error:
+        taken = lock._leases.get(owner)
+        if taken is not None and taken is not before:
+            lock._transport.finish_release(lock, owner, taken, None, error)
+        raise
 
 
 def acquire(lock: BaseLock, required: bool) -> Any:
     """Acquire with the lock's own settings, for a thread. Outcome and errors are those of `BaseLock._new_acquire`."""
-    if lock._keep_ms:
-        lock._transport.begin()
-    if (lock._keep_ms or lock._owners is not None) and (held := lock._reenter()) is not None:
+    if lock._keep_ms and (kept := take_kept(lock)) is not None:
+        return kept
+    if lock._owners is not None and (held := lock._reenter()) is not None:
         return held
     return lock._transport.run(lock._new_acquire(None, required))
 
@@ -54,7 +77,7 @@ async def aio_take_kept(lock: BaseLock) -> Lease | None:
     lock._transport.begin()
     if lock._transport.turn_is_over(now()):
         await asyncio.sleep(0)
-    return lock._reenter()
+    return _taken(lock)
 
 
 async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:

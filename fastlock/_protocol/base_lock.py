@@ -154,12 +154,6 @@ class BaseLock:
             queues.note_keepable(lease, sent, sent + self._keep_ms / 1000)
         return lease
 
-    def _keep_acquired(self, lease: Lease) -> None:
-        """Keep the lease that an operation has acquired for the caller, for whom nothing was kept here before."""
-        self._keep_lease(self._owner(), lease)
-        if self._keepable(lease._raw_token):
-            self._transport.queues.note_keepable(lease, lease._since, lease._since + self._keep_ms / 1000)
-
     def _fresh_token(self) -> bytes:
         """A token for an acquire that is sent now: one that can be recalled, if the lease may be kept."""
         token = new_token()
@@ -167,8 +161,7 @@ class BaseLock:
             return token
         queues = self._transport.queues
         if self._key in queues.expected:  # it was recalled of late
-            if not self.blocking:  # else the acquire joins, which counts
-                queues.expect(self._key, False)
+            queues.expect(self._key, False)
             return token
         return keeping.kept_token(token) if queues.hears_recalls else token
 
@@ -177,8 +170,9 @@ class BaseLock:
         return self._ms + self._keep_ms if token[1] == _KEPT else self._ms
 
     def _another_token(self) -> bytes:
-        """As `_fresh_token`, for an operation."""
-        return self._fresh_token()
+        """As `_fresh_token`, for an operation, which counts the acquire as it begins."""
+        expected = self._keep_ms and self._key in self._transport.queues.expected
+        return new_token() if expected else self._fresh_token()
 
     def _keepable(self, token: bytes) -> bool:
         """Whether the lease by this token may be kept: it is one of this process's that can be recalled."""
@@ -314,7 +308,7 @@ class BaseLock:
     ) -> LockAcquire:
         """The operation of an acquire with the lock's own settings. required: whether it raises LockError if it does
         not get the lock; start: when the acquire began, if that was earlier."""
-        op = self._acquire_by(token or self._fresh_token(), required)
+        op = self._acquire_by(token or self._another_token(), required)
         if self.blocking:
             op.blocking = True
             op.polls = not self.queue
@@ -327,7 +321,7 @@ class BaseLock:
         self, sleep: float | None, blocking: bool | None, blocking_timeout: float | None, token: object
     ) -> LockAcquire:
         """The operation of an acquire with these arguments; None stands for the lock's own setting."""
-        raw_token = self._fresh_token() if token is None else self._as_token(token)
+        raw_token = self._another_token() if token is None else self._as_token(token)
         op = self._acquire_by(raw_token, required=False)
         op.given = token is not None
         op.polls = op.given or not self.queue  # two callers that give the same token would be one in the queue
@@ -391,8 +385,10 @@ class BaseLock:
 
     def _extension(self, seconds: float, replace_ttl: bool, action: str, owner: object) -> Any:
         """The operation that moves the end of an owner's lease by `seconds`, or to `seconds` from now."""
-        ms = as_ms(seconds, "additional_time")
-        return extension.extend(self._lease_for(action, owner), ms, replace_ttl, now, action == "reacquire")
+        ms, lease = as_ms(seconds, "additional_time"), self._lease_for(action, owner)
+        if self._keep_ms:  # a lease whose end was moved is not kept: it lasts for another time than one is to last
+            self._transport.queues.forget_kept(self._key, lease._raw_token)
+        return extension.extend(lease, ms, replace_ttl, now, action == "reacquire")
 
     def _moved(self, action: str, outcome: extension.Outcome) -> Literal[True]:
         """True if the extension moved the lease's end; else raises LockError or LockNotOwnedError."""
@@ -468,6 +464,14 @@ class LockAcquire(Acquire):
         Acquire.__init__(self, lock.name, lock._key, token, lock._ms_by(token), lock.fence)
         self.alone, self.believes = lock.fair, lock._believes()
 
+    def local(self, queues: LocalQueues, now: float) -> Answer | None:
+        where = super().local(queues, now)
+        if where is None and self.lock._keep_ms:
+            queues.sweep(now)
+            if self.key in queues.expected:  # it was recalled of late, and is not kept for a while
+                queues.expect(self.key, False)
+        return where
+
     def waiter(self) -> Waiter:
         waiter = super().waiter()
         waiter.ms, waiter.keep_ms = self.lock._ms, self.lock._keep_ms
@@ -501,7 +505,7 @@ class LockAcquire(Acquire):
             return Answer.UNDECIDED
         self._count(True)
         self.lock._transport.queues.note_reply(now - self.request.sent)
-        self.lock._keep_acquired(lease)
+        self._keep(lease)
         return lease
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[Lease | None]:
@@ -514,10 +518,18 @@ class LockAcquire(Acquire):
             raise error from None
         self._count(lease is not None)
         if lease is not None:
-            self.lock._keep_acquired(lease)
+            self._keep(lease)
         elif self.required:
             raise self.lock._not_got()
         return lease
+
+    def _keep(self, lease: Lease) -> None:
+        """Keep the lease for the caller; also after its release, if a try was granted it and nobody had to wait: of a
+        lease that was granted to an entry recalls may have been missed."""
+        lock = self.lock
+        lock._keep_lease(lock._owner(), lease)
+        if self.waiting is None and not self.outcome_unknown and lock._keepable(lease._raw_token):
+            lock._transport.queues.note_keepable(lease, lease._since, lease._since + lock._keep_ms / 1000)
 
     def _count(self, got: bool) -> None:
         stats = self.lock._transport.stats

@@ -30,6 +30,7 @@ from fastlock._transport.settings import Settings
 from fastlock._transport.undo_delivery import UndoDelivery
 
 MOST_UNREAD = 64  # replies that may lie unread on a connection over which releases go that nobody waits for
+MOST_RESENT = 1000  # releases whose tokens are remembered, for acquires that were sent before their answers came
 
 
 class Transport:
@@ -58,7 +59,7 @@ class Transport:
     stats: Stats
     pending_undos: list[UndoDelivery]
     unconfirmed: dict[bytes, UndoDelivery | PostedRelease]  # releases that nobody waits for, not answered yet, by key
-    resent: dict[bytes, bytes]  # tokens of such releases that were answered only when they were sent again, by key
+    resent: dict[bytes, bytes]  # tokens of those that were answered late: sent again, or of kept leases; by key
     settings: Settings
     endpoint: str
     ever_connected: bool
@@ -119,14 +120,14 @@ class Transport:
 
     def met_own_release(self, request: Request, answer: object) -> bool:
         """Whether an acquire was told that a lease of this client holds the name, of which the release is to be sent
-        again, as the server has forgotten its script."""
+        again, as the server has forgotten its script; or was sent by another thread, behind the acquire."""
         (key,) = keys if len(keys := request.acquires()) == 1 else (b"",)
         delivery = self.unconfirmed.get(key)
         holder = answer[0][0] if type(answer) is list and answer and type(answer[0]) is list else answer
         if type(holder) is not bytes:
             return False
-        if delivery is not None:
-            return token_matches(holder, delivery.undo.tokens[0])
+        if delivery is not None and token_matches(holder, delivery.undo.tokens[0]):
+            return True
         resent = self.resent.pop(key, None)  # it may have been answered together with this
         return resent is not None and token_matches(holder, resent)
 
@@ -136,8 +137,8 @@ class Transport:
         delivery = self.unconfirmed.get(key)
         if delivery is not None and delivery.undo is unconfirmed:
             self.unconfirmed.pop(key, None)
-        if unconfirmed.sends > 1:
-            if len(self.resent) >= MOST_UNREAD:
+        if unconfirmed.sends > 1 or type(unconfirmed) is KeptRelease:
+            if len(self.resent) >= MOST_RESENT:
                 self.resent.clear()
             self.resent[key] = unconfirmed.tokens[0]
         if released or released is None:
@@ -171,13 +172,16 @@ class Transport:
         """Release leases that were kept, and which nobody can take any more, by `send`, if that is given. Nobody waits
         for that; a lease that is found lost may have been so while somebody held it, and counts."""
         for lease in leases:
+            release = KeptRelease(lease, None, now, self.release_told, lease._deadline)
+            release.instead = self.undo
+            delivery = UndoDelivery(release)
             if lease._posted:
                 continue
-            lease._posted = True  # no call since the check: of two threads one releases it
+            # No call since the check: of two threads one releases it; nor before it is noted: the other one, which
+            # acquires the name, must find it
+            lease._posted = True
+            self.unconfirmed[lease._key] = delivery
             try:
-                release = KeptRelease(lease, None, now, self.release_told, lease._deadline)
-                release.instead = self.undo
-                self.unconfirmed[lease._key] = delivery = UndoDelivery(release)
                 (send or self.deliver)(delivery)
             except BaseException:  # a signal handler's: it is released later, once more if it was sent
                 self.unconfirmed.pop(lease._key, None)

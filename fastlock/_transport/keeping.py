@@ -35,7 +35,7 @@ _ENDED_SO: set[int] = set()  # the id of this process, if it ends by `end_with_c
 
 def end_with_child(end: Callable[[], object]) -> None:
     """Call `end` as this process ends, if multiprocessing, or Celery's billiard, has made it: such a process ends
-    without what `atexit` has."""
+    without what `atexit` has, and those of Celery's pool without their finalizers as well."""
     if os.getpid() in _ENDED_SO:
         return
     _ENDED_SO.add(os.getpid())
@@ -43,6 +43,8 @@ def end_with_child(end: Callable[[], object]) -> None:
         process, util = (sys.modules.get(f"{name}.{module}") for module in ("process", "util"))
         if process is not None and util is not None and getattr(process.current_process(), "_parent_pid", None):
             util.Finalize(None, end, exitpriority=0)
+    if (signals := sys.modules.get("celery.signals")) is not None:
+        signals.worker_process_shutdown.connect(lambda **_: end(), weak=False)
 
 
 class KeepThread:

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import math
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,6 +55,7 @@ from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, INSERT, POP, REMOVE, removed
 
 T = TypeVar("T")
+UNSENT_PAUSE = 0.0002  # seconds in which another thread gets to send what it is about to send
 _WITHIN = (
     "this thread waits for a reply on the only connection that could be used, and would wait for itself: a lock that is"
     " used in a handler of signals needs max_connections of 2 or more, and to be free"
@@ -297,11 +299,18 @@ class SyncTransport(SyncKeeping):
                 self.flush_pending_undos()
             carriers = [each for each in self._carriers(request) if not self._would_deadlock(each)]
             if not carriers:
-                return
+                if not self._unsent(request):
+                    return
+                time.sleep(UNSENT_PAUSE)
             for each in carriers:
                 last = RawCommands([(b"PING",)])
                 last.until = request.until
                 each.execute(last, 0.0)
+
+    def _unsent(self, request: Request) -> bool:
+        """Whether another thread is about to send a release that the request must not overtake."""
+        unconfirmed = [self.unconfirmed.get(key) for key in request.acquires()]
+        return any(each is not None and each.carrier is None for each in unconfirmed)
 
     def _carriers(self, request: Request) -> list[Connection]:
         """The connections over which the releases go that the request must not overtake."""

@@ -14,6 +14,10 @@ from fastlock._transport.posted cimport PostedConfirmation, PostedRelease
 cdef double _SPIN_SECONDS, _YOUNG_SECONDS
 
 
+@cython.locals(time=double)
+cpdef double take_turn(Transport transport) except? -1
+
+
 @cython.locals(queue=LocalQueue, at=double, parker=Parker)
 cpdef wait(Transport transport, Waiter waiter, double until)
 

@@ -75,6 +75,33 @@ assert [result.get(timeout=40) for result in results] == ["interrupted"] * 8
 """
 
 
+KEEPING = """
+import functools, os
+import celery, fastlock
+
+@functools.cache
+def client():
+    return fastlock.Client.from_url(os.environ["LOCKS"])
+
+app = celery.Celery("program", broker=os.environ["BROKER"], backend=os.environ["BROKER"])
+
+@app.task(name="task")
+def task(number):
+    lock = client().lock("task:kept", timeout=60, keep=60)
+    stats = lock._transport.stats
+    begin = stats.kept_acquires
+    while stats.kept_acquires < begin + 3:
+        with lock:
+            pass
+    return os.getpid()
+"""
+SUBMIT_KEEPING = """
+import program
+results = [program.task.delay(number) for number in range(4)]
+assert len({result.get(timeout=40) for result in results}) == 2
+"""
+
+
 def broker(server: Server) -> str:
     """The URL of another database, for the workers' own queues."""
     return server.url.removesuffix("0") + "1"
@@ -124,3 +151,22 @@ def test_soft_time_limits_of_celery_leave_no_lock(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(worker.pid, signal.SIGKILL)
     assert len(left_by_tasks(server, probe)) <= EXIT_IS_PYTHON
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_processes_of_celery_keep_nothing_as_they_end(
+    server: Server, probe: redis.Redis, impl: str, tmp_path: Path
+) -> None:
+    """Neither those that are replaced after so many tasks, whose names the next would wait for, nor the last."""
+    (tmp_path / "program.py").write_text(KEEPING)
+    (tmp_path / "submit.py").write_text(SUBMIT_KEEPING)
+    options = ("-P", "prefork", "-c", "1", "--max-tasks-per-child", "2")
+    worker = run(tmp_path, server, "-m", "celery", "-A", "program", "worker", *options)
+    try:
+        assert run(tmp_path, server, "submit.py").wait(45) == 0, (tmp_path / "output").read_text()
+        worker.terminate()
+        worker.wait(20)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+    assert left_by_tasks(server, probe) == []

@@ -21,7 +21,7 @@ import pytest
 import redis
 from support.apis import Api
 from support.child_client import LONG, NAME, ROOT, SOON, queued, until, wait_with, waits
-from support.faultproxy import FaultProxy
+from support.faultproxy import FaultProxy, swallow
 
 import fastlock
 import fastlock.asyncio
@@ -95,6 +95,83 @@ async def test_a_lease_is_kept_however_it_was_acquired(api: Api, server: Server,
     await api.get(lock.release())
     assert client.get_stats()["commands"] == before
     await api.get(client.close())
+
+
+@pytest.mark.parametrize("given", [{"blocking": False}, {"blocking_timeout": 0}, {}])
+async def test_a_name_that_was_recalled_is_kept_again_after_a_while(
+    api: Api, server: Server, given: dict[str, Any]
+) -> None:
+    """Also by callers that do not wait."""
+    client, other = api.client(server.unix_url), api.client(server.unix_url)
+    lock = await keeper_of(api, client)
+    await pair(api, lock)
+    await pair(api, other.lock(NAME, timeout=LONG))
+    expected = client._transport.queues.expected
+    assert expected
+    for _ in range(local_queue.JOINS):
+        assert not kept(client) and await api.get(lock.acquire(**given))
+        await api.get(lock.release())
+    await until(api, lambda: not expected, "the recall is forgotten")
+    await pair(api, lock)
+    assert kept(client) == [NAME.encode()]
+    await api.get(client.close())
+    await api.get(other.close())
+
+
+@pytest.mark.parametrize("move", [lambda lock: lock.extend(1), lambda lock: lock.reacquire()])
+async def test_a_lease_whose_end_was_moved_is_not_kept(
+    api: Api, server: Server, probe: redis.Redis, move: Callable[[Any], Any]
+) -> None:
+    client = api.client(server.unix_url)
+    lock = await keeper_of(api, client)
+    for _ in range(2):  # of a fresh lease, and of one that was kept before
+        assert await api.get(lock.acquire())
+        await api.get(move(lock))
+        await api.get(lock.release())
+        assert not kept(client) and not probe.exists(NAME)
+        await pair(api, lock)
+        assert kept(client)
+    await api.get(client.close())
+
+
+async def test_an_acquire_that_met_a_kept_lease_as_it_was_released_asks_again(
+    api: Api, server: Server, probe: redis.Redis
+) -> None:
+    """Also where the release of another thread, sent behind it, is answered before its own answer is judged."""
+    client = api.client(server.unix_url)
+    transport: Any = client._transport
+    lock = await keeper_of(api, client)
+    await pair(api, lock)
+    key, request = NAME.encode(), lock._new_acquire().request
+    (lease,) = transport.queues.stop_keeping([key])
+    noted: list[Any] = []
+    transport.release_kept([lease], lambda delivery: noted.append(transport.unconfirmed[key] is delivery))
+    assert noted == [True] and transport.met_own_release(request, lease._raw_token), "it is about to be sent"
+    transport.deliver(transport.unconfirmed[key])
+    await gone(api, probe)
+    await pair(api, client.lock("other", timeout=LONG))  # reads the answer
+    await until(api, lambda: not transport.unconfirmed, "it is answered")
+    assert transport.met_own_release(request, lease._raw_token)
+    assert not transport.met_own_release(request, lease._raw_token), "once"
+    await api.get(client.close())
+
+
+async def test_a_lease_that_was_granted_to_an_entry_is_not_kept(api: Api, server: Server, probe: redis.Redis) -> None:
+    """Also where the entry is the token of a try whose reply was lost: others may wait for it."""
+    with FaultProxy(server.unix_url) as proxy:
+        client, other = api.client(proxy.url), api.client(server.unix_url)
+        lock, held = await keeper_of(api, client), other.lock(NAME, timeout=LONG, thread_local=False)
+        assert await api.get(held.acquire())
+        lost = proxy.arm(swallow(), after=b"fk:")
+        waiting = api.start(lock.acquire)
+        await until(api, lambda: probe.zcard(commands.queue_key(NAME.encode())), "it waits")
+        assert lost.fired
+        await api.get(held.release())
+        assert await waiting.get()
+        await api.get(lock.release())
+        assert not kept(client) and not probe.exists(NAME)
+        await api.get(client.close())
+        await api.get(other.close())
 
 
 async def test_a_lease_is_kept_for_so_long_and_no_longer(api: Api, server: Server, probe: redis.Redis) -> None:

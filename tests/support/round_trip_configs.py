@@ -72,6 +72,7 @@ CONFIGS = {  # clients, acquires of each, keep, (cuts, crashes, freezes, cancels
     "foreign": {"goals": (1, 1, 1), "keep": 0, "faults": (0, 0, 0, 0), "quick": 1, "foreign": (2,)},
     "foreignkeep": {"goals": (2, 1), "keep": 1, "faults": (0, 0, 0, 0), "quick": 1, "foreign": (1,)},
     "renew": {"goals": (2, 1), "keep": 0, "faults": (0, 0, 0, 0), "quick": 1, "renew": 1},
+    "renewcut": {"goals": (1, 1), "keep": 0, "faults": (1, 0, 0, 0), "quick": 1, "renew": 1},
     "callers": {"goals": (2, 1), "keep": 0, "faults": (1, 0, 0, 0), "quick": 1, "local": 1},
 }
 # begin="queued": client 0 holds, the others are queued. quick: replies to REL are heard as they are made, as nothing
