@@ -216,7 +216,7 @@ def test_references_and_commands_that_clients_sent(tmp_path: Path) -> None:
     for row in (hot["fastlock"], hot["fair"], crowd["fastlock"]):
         assert 0 < row["sent_per_grant"] <= row["commands_per_grant"]
     assert "alone: fastlock with one thread" in done.stdout
-    assert len([line for line in done.stdout.splitlines() if line.startswith(("met ", "MISSED "))]) == 6
+    assert len([line for line in done.stdout.splitlines() if line.startswith(("met ", "MISSED "))]) == 7
     assert {verdict["measured"] is None for verdict in found["budgets"]} == {False}
 
 
