@@ -11,7 +11,7 @@ from fastlock._transport.base cimport Transport
 from fastlock._transport.parker cimport Parker, check_signals, clock
 from fastlock._transport.posted cimport PostedConfirmation, PostedRelease
 
-cdef double _SPIN_SECONDS, _YOUNG_SECONDS
+cdef double _SPIN_SECONDS, _YOUNG_SECONDS, _TURN_SECONDS, _PAUSE_SECONDS
 
 
 @cython.locals(time=double)

@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 _STREAM, _PENDING_REPLY = default.SocketStream, default.PendingReply
 _SPIN_SECONDS: float = SPIN_SECONDS  # typed, where this is compiled
 _YOUNG_SECONDS: float = LEAST_MOMENT / 4
-TURN_SECONDS = 0.001  # for which threads may take kept leases and do nothing else
-_PAUSE_SECONDS = 0.00005  # in which another thread gets the interpreter
+_TURN_SECONDS: float = 0.001  # for which threads may take kept leases and do nothing else
+_PAUSE_SECONDS: float = 0.00005  # in which another thread gets the interpreter
 _MOST_TEMPLATES = 1000  # that a client keeps; then it forgets them all
 
 
 def take_turn(transport: Transport) -> float:
     """Begin an acquire of a name that may be kept. Threads that do nothing else would keep the one that hears recalls
-    from running: it gets the interpreter once in TURN_SECONDS. Returns the time."""
+    from running: it gets the interpreter once in _TURN_SECONDS. Returns the time."""
     time = clock()
     if time - transport.taken_at > _PAUSE_SECONDS:
-        transport.turn_end = time + TURN_SECONDS
+        transport.turn_end = time + _TURN_SECONDS
     elif time >= transport.turn_end:
         sleep(_PAUSE_SECONDS)
         time = clock()
-        transport.turn_end = time + TURN_SECONDS
+        transport.turn_end = time + _TURN_SECONDS
     transport.taken_at = time
     return time
 
