@@ -122,6 +122,20 @@ def run(folder: Path, server: Server, *command: str) -> subprocess.Popen[str]:
         )
 
 
+def work_celery(folder: Path, server: Server, program: str, submit: str, *options: str) -> None:
+    """Run a worker of Celery, with a pool of processes, until what was submitted is done."""
+    (folder / "program.py").write_text(program)
+    (folder / "submit.py").write_text(submit)
+    worker = run(folder, server, "-m", "celery", "-A", "program", "worker", "-P", "prefork", *options)
+    try:
+        assert run(folder, server, "submit.py").wait(45) == 0, (folder / "output").read_text()
+        worker.terminate()
+        worker.wait(20)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+
+
 def left_by_tasks(server: Server, probe: redis.Redis) -> list[bytes]:
     with redis.Redis.from_url(broker(server)) as queues:
         queues.flushdb()
@@ -140,16 +154,7 @@ def test_time_limits_of_rq_leave_no_lock(server: Server, probe: redis.Redis, imp
 def test_soft_time_limits_of_celery_leave_no_lock(
     server: Server, probe: redis.Redis, impl: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "program.py").write_text(CELERY)
-    (tmp_path / "submit.py").write_text(SUBMIT)
-    worker = run(tmp_path, server, "-m", "celery", "-A", "program", "worker", "-P", "prefork", "-c", "4")
-    try:
-        assert run(tmp_path, server, "submit.py").wait(45) == 0, (tmp_path / "output").read_text()
-        worker.terminate()
-        worker.wait(20)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
+    work_celery(tmp_path, server, CELERY, SUBMIT, "-c", "4")
     assert len(left_by_tasks(server, probe)) <= EXIT_IS_PYTHON
 
 
@@ -158,15 +163,5 @@ def test_processes_of_celery_keep_nothing_as_they_end(
     server: Server, probe: redis.Redis, impl: str, tmp_path: Path
 ) -> None:
     """Neither those that are replaced after so many tasks, whose names the next would wait for, nor the last."""
-    (tmp_path / "program.py").write_text(KEEPING)
-    (tmp_path / "submit.py").write_text(SUBMIT_KEEPING)
-    options = ("-P", "prefork", "-c", "1", "--max-tasks-per-child", "2")
-    worker = run(tmp_path, server, "-m", "celery", "-A", "program", "worker", *options)
-    try:
-        assert run(tmp_path, server, "submit.py").wait(45) == 0, (tmp_path / "output").read_text()
-        worker.terminate()
-        worker.wait(20)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
+    work_celery(tmp_path, server, KEEPING, SUBMIT_KEEPING, "-c", "1", "--max-tasks-per-child", "2")
     assert left_by_tasks(server, probe) == []
