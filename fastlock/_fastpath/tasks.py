@@ -78,7 +78,7 @@ async def aio_acquire(lock: BaseLock, required: bool) -> Lease | None:
     sent = start
     try:
         stream.request(
-            stream.templates[Opcode.ACQUIRE if lock._ms else Opcode.ACQUIRE_ENDLESS],
+            stream.templates[lock._opcode()],
             wakeup,
             lock._key,
             token,

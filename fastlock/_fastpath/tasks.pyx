@@ -40,7 +40,7 @@ cdef object ASK_SERVER = Answer.ASK_SERVER, DEADLINE_EXCEEDED = Answer.DEADLINE_
 cdef int SCRIPT = ReleaseRoute.SCRIPT
 cdef object running_task = _running_task
 cdef double LAST_TRY_SECONDS = _LAST_TRY_SECONDS
-cdef Py_ssize_t ACQUIRE = Opcode.ACQUIRE, ACQUIRE_ENDLESS = Opcode.ACQUIRE_ENDLESS, RELEASE = Opcode.RELEASE
+cdef Py_ssize_t RELEASE = Opcode.RELEASE
 cdef Py_ssize_t MAX_SHARED_TIMEOUTS = 16  # of a client: an acquire with yet another timeout has a timer of its own
 
 
@@ -324,7 +324,7 @@ cdef class _Acquire(_Awaitable):
         self.token = lock._fresh_token()
         self.arm(<Waker>stream.wakeups)
         stream.request(
-            <Template>stream.templates[ACQUIRE if lock._ms else ACQUIRE_ENDLESS],
+            <Template>stream.templates[lock._opcode()],
             self, lock._key, self.token, lock._lease_ms(self.token)
         )
         self.sent = stream.sent

@@ -18,11 +18,11 @@ from fastlock._transport.waiting cimport (
 
 cdef double _INFINITE, _ENDED, _LAST_TRY_SECONDS
 cdef object _RETRY_ELSEWHERE, _NOT_ASKED, _ASK_SERVER
-cdef Py_ssize_t _ACQUIRE, _ACQUIRE_ENDLESS, _RELEASE
+cdef Py_ssize_t _RELEASE
 cdef int _SCRIPT
 
 
-@cython.locals(transport=Transport, sent=double, waiter=Waiter, token=bytes, opcode=cython.Py_ssize_t, lease=Lease,
+@cython.locals(transport=Transport, sent=double, waiter=Waiter, token=bytes, lease=Lease,
                ms=cython.longlong)
 cpdef acquire(BaseLock lock, bint required)
 

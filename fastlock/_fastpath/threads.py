@@ -52,8 +52,6 @@ _LAST_TRY_SECONDS: float = LAST_TRY_SECONDS
 _RETRY_ELSEWHERE: Answer = Answer.RETRY_ELSEWHERE  # to read an attribute of an enum takes 800 instructions
 _NOT_ASKED: Answer = Answer.NOT_ASKED
 _ASK_SERVER: Answer = Answer.ASK_SERVER
-_ACQUIRE: int = Opcode.ACQUIRE
-_ACQUIRE_ENDLESS: int = Opcode.ACQUIRE_ENDLESS
 _RELEASE: int = Opcode.RELEASE
 _SCRIPT: int = ReleaseRoute.SCRIPT
 
@@ -114,8 +112,8 @@ def acquire(lock: BaseLock, required: bool) -> Any:
             if transport.unconfirmed and _overtakes(transport, connection, lock._key):
                 answer = connection.busy
             else:
-                ms, opcode = lock._lease_ms(token), _ACQUIRE if lock._ms else _ACQUIRE_ENDLESS
-                answer = _ask(transport, connection, opcode, lock._key, token, ms, lock.blocking_timeout)
+                ms = lock._lease_ms(token)
+                answer = _ask(transport, connection, lock._opcode(), lock._key, token, ms, lock.blocking_timeout)
         except BaseException as error:
             op = _as_sent(lock._new_acquire(token, required, sent), connection, sent)
             answer = connection.classify_error(op.request, error)

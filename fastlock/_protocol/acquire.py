@@ -102,7 +102,11 @@ class Acquire(Operation[Lease | None]):
         if self.fenced:
             self.request = FencedAcquire(self.key, token, self.ms)
         else:
-            self.request = PlainAcquire(Opcode.ACQUIRE if self.ms else Opcode.ACQUIRE_ENDLESS, self.key, token, self.ms)
+            self.request = PlainAcquire(self.opcode(), self.key, token, self.ms)
+
+    def opcode(self) -> int:
+        """The opcode of a try."""
+        return Opcode.ACQUIRE if self.ms else Opcode.ACQUIRE_ENDLESS
 
     @property
     def until(self) -> float | None:

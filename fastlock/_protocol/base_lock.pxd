@@ -10,7 +10,7 @@ import cython
 cdef double ENDED
 cdef int _LOCAL, _NOT_HELD
 cdef Py_ssize_t _MAX_LEASES
-cdef int _KEPT
+cdef int _KEPT, _ACQUIRE, _ACQUIRE_ENDLESS, _ACQUIRE_OR_RECALL
 
 cdef class BaseLock:
     cdef public object name, timeout, sleep, blocking_timeout, _keep_given
@@ -48,6 +48,7 @@ cdef class BaseLock:
     @cython.locals(token=bytes, queues=LocalQueues)
     cdef bytes _fresh_token(self)
     cdef long long _lease_ms(self, bytes token) except -1
+    cpdef int _opcode(self) except -1
 
     @cython.locals(lease=Lease)
     cpdef Lease _entered_before(self)

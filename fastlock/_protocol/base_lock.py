@@ -23,7 +23,7 @@ from fastlock._errors import (
 from fastlock._protocol import arguments, describe, extension, keeping
 from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.arguments import as_ms, as_name, as_wait
-from fastlock._protocol.commands import KEPT_PREFIX, PLAIN_PREFIX, made_here
+from fastlock._protocol.commands import KEPT_PREFIX, PLAIN_PREFIX, Opcode, made_here
 from fastlock._protocol.lease import ENDED, ID_DIGITS, Lease, is_inherited, new_token, now
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
 from fastlock._protocol.losses import LOG, abbreviated, warn_of_loss
@@ -39,6 +39,9 @@ DEFAULT_SLEEP = 0.1  # seconds between two tries of a name that is held, where i
 MAX_LEASES = 64  # leases that one lock keeps: beyond, ended ones are forgotten, whose owners never released them
 _MAX_LEASES: int = MAX_LEASES  # typed, where this is compiled
 _KEPT: int = KEPT_PREFIX[1]
+_ACQUIRE: int = Opcode.ACQUIRE
+_ACQUIRE_ENDLESS: int = Opcode.ACQUIRE_ENDLESS
+_ACQUIRE_OR_RECALL: int = Opcode.ACQUIRE_OR_RECALL
 _LOCAL: int = ReleaseRoute.LOCAL
 _PROCESS = slice(len(PLAIN_PREFIX), len(PLAIN_PREFIX) + ID_DIGITS)  # of a token: the id of the process that made it
 _NOT_HELD: int = ReleaseRoute.NOT_HELD
@@ -168,6 +171,13 @@ class BaseLock:
     def _lease_ms(self, token: bytes) -> int:
         """How many milliseconds a lease by this token is to last."""
         return self._ms + self._keep_ms if token[1] == _KEPT else self._ms
+
+    def _opcode(self) -> int:
+        """The opcode of an acquire: one that may keep leases recalls what another client keeps, also if it does not
+        wait."""
+        if self._keep_ms and self._key not in self._transport.queues.by_key:
+            return _ACQUIRE_OR_RECALL
+        return _ACQUIRE if self._ms else _ACQUIRE_ENDLESS
 
     def _another_token(self) -> bytes:
         """As `_fresh_token`, for an operation, which counts the acquire as it begins."""
@@ -463,6 +473,9 @@ class LockAcquire(Acquire):
         self.required = required
         Acquire.__init__(self, lock.name, lock._key, token, lock._ms_by(token), lock.fence)
         self.alone, self.believes = lock.fair, lock._believes()
+
+    def opcode(self) -> int:
+        return self.lock._opcode()
 
     def local(self, queues: LocalQueues, now: float) -> Answer | None:
         where = super().local(queues, now)

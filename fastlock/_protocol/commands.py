@@ -35,15 +35,19 @@ class Opcode(enum.IntEnum):
     EXISTS = 8
     ACQUIRE_SCRIPT = 9
     ACQUIRE_ENDLESS_SCRIPT = 10
+    ACQUIRE_OR_RECALL = 11
 
 
-# What to send instead where a server (or a proxy before it) refuses the native command that its handshake promised.
+# What does the same where a server has no such command, or it (or a proxy before it) refuses what its handshake promised.
 SCRIPTED: dict[int, Opcode] = {
     Opcode.ACQUIRE: Opcode.ACQUIRE_SCRIPT,
     Opcode.ACQUIRE_ENDLESS: Opcode.ACQUIRE_ENDLESS_SCRIPT,
     Opcode.RELEASE: Opcode.RELEASE_SCRIPT,
     Opcode.EXTEND: Opcode.EXTEND_SCRIPT,
 }
+
+# What to send instead where a server refuses a command.
+OTHER_FORMS: dict[int, Opcode] = {**SCRIPTED, Opcode.ACQUIRE_OR_RECALL: Opcode.ACQUIRE}
 
 # Capabilities, as `Client.server_info()` shows them.
 SET_NX_GET = "set-nx-get"  # SET ... NX GET: Redis 7.0, every Valkey
@@ -118,7 +122,8 @@ RELEASE_LUA = Script("release")
 RELEASE_MANY_LUA = Script("release_many")
 EXTEND_LUA = Script("tokens", "extend")
 RENEW_MANY_LUA = Script("tokens", "ends", "renew_many")
-ENTER_LUA = Script("tokens", "publish", "grant", "enter")
+ACQUIRE_OR_RECALL_LUA = Script("tokens", "recall", "acquire_or_recall")
+ENTER_LUA = Script("tokens", "publish", "grant", "recall", "enter")
 LEAVE_LUA = Script("tokens", "publish", "grant", "leave")
 HAND_OVER_LUA = Script("tokens", "publish", "grant", "hand_over")
 ACQUIRE_ALL_LUA = Script("all_free", "tokens", "acquire_all")
@@ -141,6 +146,7 @@ def command_table(capabilities: frozenset[str]) -> tuple[TemplateParts, ...]:
     table: dict[int, TemplateParts] = {
         Opcode.ACQUIRE_SCRIPT: ACQUIRE_LUA.template(NAME, TOKEN, MS),
         Opcode.ACQUIRE_ENDLESS_SCRIPT: ACQUIRE_LUA.template(NAME, TOKEN, b"0"),
+        Opcode.ACQUIRE_OR_RECALL: ACQUIRE_OR_RECALL_LUA.template(NAME, TOKEN, MS),
         Opcode.RELEASE_SCRIPT: RELEASE_LUA.template(NAME, TOKEN),
         Opcode.EXTEND_SCRIPT: EXTEND_LUA.template(NAME, TOKEN, MS),
         Opcode.PTTL: (b"PTTL", NAME),

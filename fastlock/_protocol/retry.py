@@ -146,9 +146,8 @@ def with_undo(
 _NULL = type(None)
 # The types of a plain reply, by opcode
 _SHAPES: dict[int, tuple[type, ...]] = {
-    **dict.fromkeys(
-        (Opcode.ACQUIRE, Opcode.ACQUIRE_ENDLESS, Opcode.ACQUIRE_SCRIPT, Opcode.ACQUIRE_ENDLESS_SCRIPT), (_NULL, bytes)
-    ),
+    **dict.fromkeys((Opcode.ACQUIRE, Opcode.ACQUIRE_ENDLESS, Opcode.ACQUIRE_OR_RECALL), (_NULL, bytes)),
+    **dict.fromkeys((Opcode.ACQUIRE_SCRIPT, Opcode.ACQUIRE_ENDLESS_SCRIPT), (_NULL, bytes)),
     **dict.fromkeys((Opcode.RELEASE, Opcode.RELEASE_SCRIPT, Opcode.EXTEND_SCRIPT, Opcode.PTTL, Opcode.EXISTS), (int,)),
     **{Opcode.EXTEND: (_NULL, bytes, int), Opcode.GET: (_NULL, bytes)},
 }
@@ -196,7 +195,7 @@ def warn_refused(request: Request, purpose: Purpose, error: errors.RedisError) -
 def _other_form(opcode: int, refusal: str) -> Opcode | None:
     """The opcode of another command that does the same, where the server refuses this one with such a text; or None."""
     if refusal.startswith(("ERR unknown command", "ERR syntax error", "NOPERM")):
-        return commands.SCRIPTED.get(opcode)
+        return commands.OTHER_FORMS.get(opcode)
     # A script that only sets a time needs no memory; SET is refused
     return Opcode.EXTEND_SCRIPT if opcode == Opcode.EXTEND and refusal.partition(" ")[0] == "OOM" else None
 

@@ -353,6 +353,22 @@ async def test_a_try_that_does_not_wait_takes_it(api: Api, server: Server, probe
     assert client.get_stats()["commands"] <= before + 1
 
 
+async def test_a_try_that_does_not_wait_recalls_what_another_client_keeps(
+    api: Api, server: Server, probe: redis.Redis
+) -> None:
+    client, other = api.client(server.unix_url), api.client(server.unix_url)
+    mine = await keeper_of(api, client)
+    await pair(api, mine)
+    await api.get(mine.acquire())
+    lock = other.lock(NAME, timeout=LONG, keep=KEEP, blocking=False)
+    assert await api.get(lock.acquire()) is False
+    await until(api, lambda: client.get_stats()["recalls"] == 1, "the recall")
+    assert probe.get(NAME) == mine.lease._raw_token, "nobody waits: it is not marked"
+    await api.get(mine.release())
+    assert not probe.exists(NAME) and await api.get(lock.acquire()) is True
+    await api.get(lock.release())
+
+
 async def test_batches_get_the_name(api: Api, server: Server, probe: redis.Redis) -> None:
     client = api.client(server.unix_url)
     await pair(api, await keeper_of(api, client))
@@ -452,7 +468,7 @@ async def test_a_forked_child_has_nothing_of_what_its_parent_keeps(
             signal.alarm(10)
             status = 1
             with contextlib.suppress(BaseException):
-                status = int(lock.acquire(blocking=False) or bool(kept(client)))
+                status = int(client.lock(NAME, blocking=False).acquire() or bool(kept(client)))
                 client.close()
                 with contextlib.suppress(OSError):
                     status = status or int(stat.S_ISSOCK(os.fstat(heard).st_mode))

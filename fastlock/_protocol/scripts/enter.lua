@@ -7,7 +7,7 @@
 -- returns  {1, waiting, fence}: acquired, so many others wait; {0, left, contended, ahead}: queued behind so many, the
 --          holder's lease has so many milliseconds left (-1: without end), contended = 1: the holder's token is
 --          contended now, 0: it cannot be; {-1, 0, 0}: the entry is not there any more
---          The holder of a kept lease, whose token begins with 'fk', is told that somebody waits: "token name"
+--          The client that keeps a lease is told that somebody waits
 -- cost     5 commands when it was granted before, 6 or 7 when acquired (3 more for a fence), 9 when queued, 6 again; 1
 --          more where the lease is a kept one
 redis.replicate_commands() -- Redis 6.2 needs it to write after TIME; since 7.0 it changes nothing
@@ -58,9 +58,8 @@ local contended = can_be_contended(held)
 if contended then
   redis.call('SET', KEYS[1], as_contended(held), 'KEEPTTL')
 end
-local plain = string.sub(held, 1, 2) .. ':' .. string.sub(held, 4)
-contended = contended or can_be_contended(plain)
-if contended and string.sub(held, 1, 2) == 'fk' then -- each time, as a message may be lost
-  redis.pcall('PUBLISH', 'fastlock:keep:' .. string.sub(held, 4, 19), plain .. KEYS[1])
+contended = contended or can_be_contended(string.sub(held, 1, 2) .. ':' .. string.sub(held, 4))
+if contended then
+  recall(held)
 end
 return {0, redis.call('PTTL', KEYS[1]), contended and 1 or 0, ahead}
