@@ -38,7 +38,7 @@ class Opcode(enum.IntEnum):
     ACQUIRE_OR_RECALL = 11
 
 
-# What does the same where a server has no such command, or it (or a proxy before it) refuses what its handshake promised.
+# What does the same where a server has no such command, or it, or a proxy, refuses what its handshake promised.
 SCRIPTED: dict[int, Opcode] = {
     Opcode.ACQUIRE: Opcode.ACQUIRE_SCRIPT,
     Opcode.ACQUIRE_ENDLESS: Opcode.ACQUIRE_ENDLESS_SCRIPT,

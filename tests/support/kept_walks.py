@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from fastlock._locks import plain
 from fastlock._protocol import commands, steps
-from fastlock._protocol.keeping import kept_token
-from fastlock._protocol.lease import ENDED, Lease, new_token
-from fastlock._protocol.waiters import Waiter
+from fastlock._protocol.lease import ENDED, Lease
+from support.model_judge import ModelJudge
 from support.run_steps import Clock
 from support.walk_clients import Actor, Body, WalkedClient, WalkTransport, perform
-from support.walk_server import TOLERANCE
+from support.walk_server import TOLERANCE, Entry
 from support.walks import SOON, Event, Walk
 
 NAMES = "a", "b", "c", "d", "e", "f"
@@ -53,6 +53,9 @@ class KeptTransport(WalkTransport):
     def deliver(self, delivery: Any) -> None:
         self.walked.post(delivery)
 
+    def turn_is_over(self, time: float) -> bool:
+        return False
+
     def wake_keeper(self) -> None:
         """The walk looks for what has lapsed."""
 
@@ -68,8 +71,8 @@ class KeptWalk(Walk):
     def __init__(self, path: str, clock: Clock, seed: int) -> None:
         super().__init__(path, clock, seed, faults=seed % 3 > 0)
         self.clients.append(WalkedClient(self))
+        self.judge = ModelJudge(self.clients)
         self.held: list[Held] = []
-        self.taken = 0  # kept leases that were given out again
         self.timeout, self.keep = self.random.choice((10, 20)), self.random.choice((1, 6))
         self.names = NAMES[: self.random.choice((2, 4, 6))]
         for _ in range(self.random.choice((3, 4, 6))):
@@ -88,7 +91,11 @@ class KeptWalk(Walk):
         while await perform(Body(0.4)) == "stay":
             pass
         self.held.remove(held)
+        queue = actor.client.transport.queues.by_key.get(lock._key)
+        left = 0.0 if queue is None else queue.keep_until - self.clock()
+        compare = self.judge.lets_go(actor.client, lease, lock._key, left, self.clock())
         await lock.release()
+        compare()
 
     def lock(self, client: WalkedClient) -> Any:
         """A lock of a name: mostly of one of those that are this client's by custom."""
@@ -105,46 +112,15 @@ class KeptWalk(Walk):
         return client.api.lock(name, **options, **more)
 
     async def acquire(self, actor: Actor, lock: Any) -> Lease | None:
-        """As the fast path of tasks acquires; any other case is handed on to the operation."""
-        transport, queues, start = lock._transport, lock._transport.queues, self.clock()
-        if lock._keep_ms and (kept := lock._take_kept(None, start)) is not None:
-            self.taken += 1
-            assert kept._deadline - start >= lock.timeout, "given out though it does not last"
-            return kept  # type: ignore[no-any-return]
-        if lock._key in queues.kept:  # what is kept does not last: it is released before
-            return await transport.run(lock._new_acquire(None, False, start))  # type: ignore[no-any-return]
-        if not (lock.fair or lock._key in queues.by_key or lock._key in queues.expected):
-            token = self.fresh_token(lock)
-            first, ms = lock._new_acquire(token, False, start), lock._ms
-            first.request.ms = ms = ms + lock._keep_ms if token.startswith(commands.KEPT_PREFIX) else ms
-            try:
-                answer = await transport._execute(first.request)
-            except BaseException:
-                first.forget()
-                raise
-            if answer is None and self.clock() < first.request.sent + ms / 1000:
-                lease = Lease(lock.name, lock._key, token, first.request.sent + ms / 1000)
-                lock._leases[None] = lease
-                if token.startswith(commands.KEPT_PREFIX):
-                    queues.note_keepable(lease, first.request.sent, first.request.sent + lock._keep_ms / 1000)
-                return lease
-            if type(answer) is not bytes or answer == token:
-                op = lock._new_acquire(token, False, start)
-                op.request.connection, op.request.sent = first.request.connection, first.request.sent
-                return await transport.run(op, answer)  # type: ignore[no-any-return]
-        waiter = Waiter(lock.name, lock._key, lock._ms, False, new_token() if lock.fair else None, lock.sleep)
-        waiter.believes, waiter.keep_ms = True, lock._keep_ms
-        queues.enqueue(waiter, start)
-        return await transport.run(lock._new_acquire(None, False, start), waiter)  # type: ignore[no-any-return]
-
-    def fresh_token(self, lock: Any) -> bytes:
-        """A token that can be recalled, if the lease may be kept."""
-        queues = lock._transport.queues
-        if lock._keep_ms and lock._key in queues.expected:
-            queues.expect(lock._key, False)
-        elif lock._keep_ms and queues.hears_recalls:
-            return kept_token(new_token())
-        return new_token()
+        """Acquire by the plain path."""
+        queues, start, at = lock._transport.queues, self.clock(), len(self.log)
+        lease: Lease | None = await plain.aio_acquire(lock, False)
+        if lease is not None and len(self.log) == at:  # it did not stop meanwhile
+            assert lease._deadline - start >= lock.timeout, "given out though it does not last"
+            self.judge.takes(actor.client, lease, start)
+        elif lease is not None and (queue := queues.by_key.get(lock._key)) is not None and queue.keep_until:
+            self.judge.granted(actor.client, lease)
+        return lease
 
     def end(self, actor: Actor, result: Any) -> None:
         self.held = [each for each in self.held if each.actor is not actor]
@@ -185,7 +161,19 @@ class KeptWalk(Walk):
         client.hear_until(b"subscribe")
         client.transport.queues.recalls_heard(True)
 
+    def message(self, client: WalkedClient) -> None:
+        channel, text = client.messages[0]
+        if channel != client.transport.queues.keep_channel:
+            return super().message(client)
+        compare = self.judge.heard(client, text[: commands.TOKEN_SIZE], text[commands.TOKEN_SIZE :])
+        super().message(client)
+        return compare()
+
+    def executed(self, call: tuple[bytes, ...], before: dict[bytes, Entry], reply: Any) -> None:
+        self.judge.executed(call, before, self.server.state, reply)
+
     def deafened(self, client: WalkedClient) -> None:
+        self.judge.deafened(client)
         if not client.dead:
             client.transport.release_kept(client.transport.queues.recalls_heard(False))
 

@@ -1,7 +1,7 @@
 """Believed grants, unconfirmed releases and kept leases as a state machine with small clocks, explored in every order
 of events: the rules of docs/waiting.md, docs/releases.md and docs/keep.md, and what happens where one of them is left
 out. Fences, extensions, several callers of a client and clients of redis-py have configurations of their own. Random
-walks drive the real code by the same rules (handover.py, kept_walks.py).
+walks of the real code ask this model at each step (kept_walks.py, model_judge.py).
 
 Two or three clients, one name. Each client has connection A (SUBSCRIBE, JOIN, LOOK, LEAVE; its replies and all pushes)
 and B (SET NX GET, REL), each a FIFO in both directions; nothing is delivered or executed in time unless it happens so.
@@ -17,7 +17,7 @@ from support.round_trip_configs import BREAKS, CONFIGS, LEASE, LONGER, VARIANTS,
 
 # Time is relative: what ends in so many ticks counts down, the age of what was asked counts up from its sending.
 # Commands, each one script or command, executed at once:
-#   SET tok        NX GET PX lease; asked again with the same token it is confirmed
+#   SET tok        NX GET PX lease; asked again with the same token it is confirmed; recalls what is kept
 #   JOIN place     take it if free and nobody is before; else queue. Sent at most once for a place, ever
 #   LOOK place     as JOIN, but for a place that is neither the key nor queued: "gone"; it never queues, never takes
 #   REL tok        unmarked: delete; marked: grant. One script, nothing is left to do for who reads the reply
@@ -158,6 +158,8 @@ class Protocol:
                 return ("set", tok, 1, w.fence)
             if k[0] == i:
                 w.bad = 5
+            if k[3] and i not in self.foreign:
+                self.push(w, k[0], ("recall", k[1]))
             return ("set", tok, 0, 0)
         if verb in ("JOIN", "LOOK"):
             joins = verb == "JOIN"
