@@ -179,7 +179,7 @@ def signals_ignored() -> Iterator[None]:
 
 
 def _report(args: argparse.Namespace, session: Session, server: dict[str, str], interrupted: bool) -> int:
-    from .budgets import ScenarioResult, judge
+    from .budgets import ScenarioResult, deletes_natively, judge
     from .document import document
     from .report import show
 
@@ -187,7 +187,7 @@ def _report(args: argparse.Namespace, session: Session, server: dict[str, str], 
         name: ScenarioResult({x: measured.rows(x) for x in measured.samples}, measured.stage.parameters)
         for name, measured in session.measured.items()
     }
-    verdicts = judge(found, session.plan.scenarios, bool(args.rtt)) if args.check else []
+    verdicts = judge(found, session.plan.scenarios, bool(args.rtt), deletes_natively(server)) if args.check else []
     show(session, server, verdicts, interrupted, sys.stderr if args.json == "-" else sys.stdout)
     result = document(session, server, verdicts, interrupted) if args.json or args.html else None
     if args.html:

@@ -404,8 +404,17 @@ def test_budgets_of_canned_rows() -> None:
         "fallback, threads, times redis-py": (1.9, False),
         "fallback, batch, times redis-py": (None, False),
     }
+    assert [verdict.bound for verdict in budgets.judge(results, ("batch",), native=False)] == [2, 1.6]
     assert "MISSED" in str(verdicts["16 threads, connections"])
     assert "not measured" in str(verdicts["fallback, batch, times redis-py"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "native"),
+    [("valkey", "9.1.2", True), ("valkey", "8.1", False), ("redis", "8.4.0", True), ("redis", "7.0.15", False)],
+)
+def test_which_servers_delete_natively(kind: str, version: str, native: bool) -> None:
+    assert budgets.deletes_natively({"kind": kind, "version": version}) is native
 
 
 def contested(rival: str, rate: float, **more: Any) -> Row:
