@@ -43,11 +43,14 @@ NOTES = {
     "sent": "sent: commands per grant as the clients sent them, of libraries that count them.",
     "pair": "Latencies of pairs are of a closed loop: with many threads or tasks mostly queueing; batch: of 500 names.",
     "wait": "wait: from the (intended) start of an acquire to holding; an acquire that gave up counts with all the"
-    " time that it might have waited; rel: the call to release.",
-    "sweep": "Under the name of a rival its grants/s, beside it percentiles of the wait, CPU per grant (waiters), and"
-    " what was missed (not had in time) or failed (raised), where anything was.",
-    "gap": "gap: release called to next holder running, by another client, while one waited. Jain: 1 is even, over"
-    " clients; min/max: grants of the client with fewest to that with most. missed: not had in time, or refused.",
+    " time that it might have waited.",
+    "sweep": "Under the name of a rival its rate, beside it percentiles of the wait, CPU per grant (srv us, cli us:"
+    " server, clients), and what was missed (not had in time) or failed (raised), where anything was. ~: compared with"
+    " redis-py (or the first rival), inside the noise: says nothing.",
+    "rtt": "round trip: two PINGs through that network, by a blocking socket.",
+    "gap": "rel: the call to release; gap: release called to next holder running, by another client, while one waited."
+    " Jain: 1 is even, over clients; min/max: grants of the client with fewest to that with most. missed: not had in"
+    " time, or refused.",
     "storm": "served in: from the release to the last grant; order: 1 first come first served, 0 none.",
     "crash": "recovery: from the end of the dead holder's lease to the next grant.",
     "round trip": "round trip: two PINGs, blocking socket. Waking a sleeping thread costs 5 us on one machine, 40 us on"
@@ -91,11 +94,13 @@ def _counted(texts: Sequence[str]) -> list[str]:
 def _needed(session: Session) -> list[str]:
     """Keys of the notes that these tables need."""
     stages = [measured.stage for measured in session.measured.values()]
-    found = {"pairs", "ratio", "cpu"}
+    found = {"pairs"}
+    found |= {"ratio", "cpu"} if any(not stage.sweep for stage in stages) else set()
     found |= {"pair"} if any(stage.kind == "pair" for stage in stages) else set()
-    found |= {"wait"} if any(stage.kind != "pair" for stage in stages) else set()
+    found |= {"wait"} if any(stage.unit == "grants" for stage in stages) else set()
     found |= {"sweep"} if any(stage.sweep for stage in stages) else set()
-    found |= {"gap"} if any(stage.kind == "contention" for stage in stages) else set()
+    found |= {"rtt"} if any(stage.kind == "rtt" for stage in stages) else set()
+    found |= {"gap"} if any(stage.kind == "contention" and not stage.sweep for stage in stages) else set()
     found |= {"storm"} if any(stage.name == "storm" for stage in stages) else set()
     found |= {"crash"} if any(stage.kind == "crash" for stage in stages) else set()
     found |= {ROUND_TRIP} if any(measured.round_trips for measured in session.measured.values()) else set()
