@@ -173,9 +173,9 @@ class BaseLock:
         return self._ms + self._keep_ms if token[1] == _KEPT else self._ms
 
     def _opcode(self) -> int:
-        """The opcode of an acquire: one that may keep leases recalls what another client keeps, also if it does not
+        """The opcode of an acquire: one that may keep leases recalls what another process keeps, also if it does not
         wait."""
-        if self._keep_ms and self._key not in self._transport.queues.by_key:
+        if self._keep_ms:
             return _ACQUIRE_OR_RECALL
         return _ACQUIRE if self._ms else _ACQUIRE_ENDLESS
 

@@ -174,9 +174,12 @@ def _recover(request: Request, error: Exception, retry: RetryState) -> Steps[Non
         load = RawCommands([script.load for script in commands.SCRIPTS])
         load.allowed_after_close, load.until = request.allowed_after_close, request.until
         answer = yield load
-        if type(answer) is list and isinstance(answer[0], Exception) and not errors.is_passing(answer[0]):
-            raise errors.from_reply(answer[0])
-    elif isinstance(request, Command) and (other := _other_form(request.opcode, text)) is not None:
+        refused = answer[0] if type(answer) is list and isinstance(answer[0], Exception) else None
+        if refused is not None and not errors.is_passing(refused):
+            if not isinstance(request, Command) or request.opcode != Opcode.ACQUIRE_OR_RECALL:
+                raise errors.from_reply(refused)
+            request.opcode = Opcode.ACQUIRE  # which needs no script, mostly
+    elif isinstance(request, Command) and (other := _other_form(request.opcode, error)) is not None:
         request.opcode = other
     else:
         raised = errors.from_reply(error)
@@ -192,12 +195,13 @@ def warn_refused(request: Request, purpose: Purpose, error: errors.RedisError) -
         request.connection.warn_refused(purpose, error)
 
 
-def _other_form(opcode: int, refusal: str) -> Opcode | None:
-    """The opcode of another command that does the same, where the server refuses this one with such a text; or None."""
-    if refusal.startswith(("ERR unknown command", "ERR syntax error", "NOPERM")):
+def _other_form(opcode: int, refusal: Exception) -> Opcode | None:
+    """The opcode of another command that does the same, where the server refuses this one so; or None."""
+    text = errors.text_of(refusal)
+    if text.startswith(("ERR unknown command", "ERR syntax error")) or errors.is_forbidden(errors.from_reply(refusal)):
         return commands.OTHER_FORMS.get(opcode)
     # A script that only sets a time needs no memory; SET is refused
-    return Opcode.EXTEND_SCRIPT if opcode == Opcode.EXTEND and refusal.partition(" ")[0] == "OOM" else None
+    return Opcode.EXTEND_SCRIPT if opcode == Opcode.EXTEND and text.partition(" ")[0] == "OOM" else None
 
 
 def get_session(clock: Clock) -> Steps[Session]:

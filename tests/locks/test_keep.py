@@ -353,22 +353,6 @@ async def test_a_try_that_does_not_wait_takes_it(api: Api, server: Server, probe
     assert client.get_stats()["commands"] <= before + 1
 
 
-async def test_a_try_that_does_not_wait_recalls_what_another_client_keeps(
-    api: Api, server: Server, probe: redis.Redis
-) -> None:
-    client, other = api.client(server.unix_url), api.client(server.unix_url)
-    mine = await keeper_of(api, client)
-    await pair(api, mine)
-    await api.get(mine.acquire())
-    lock = other.lock(NAME, timeout=LONG, keep=KEEP, blocking=False)
-    assert await api.get(lock.acquire()) is False
-    await until(api, lambda: client.get_stats()["recalls"] == 1, "the recall")
-    assert probe.get(NAME) == mine.lease._raw_token, "nobody waits: it is not marked"
-    await api.get(mine.release())
-    assert not probe.exists(NAME) and await api.get(lock.acquire()) is True
-    await api.get(lock.release())
-
-
 async def test_batches_get_the_name(api: Api, server: Server, probe: redis.Redis) -> None:
     client = api.client(server.unix_url)
     await pair(api, await keeper_of(api, client))
@@ -574,13 +558,17 @@ async def test_close_releases_all_of_very_many(api: Api, server: Server, probe: 
     assert not probe.keys("many:*")
 
 
+@pytest.mark.parametrize("refused", ["-@scripting", "-get"])
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)  # elsewhere each release is a script
-async def test_a_user_who_may_not_run_scripts_leaves_nothing(api: Api, server: Server, probe: redis.Redis) -> None:
-    probe.acl_setuser("plain", enabled=True, nopass=True, keys="*", channels="*", commands=["+@all", "-@scripting"])
+async def test_who_lacks_a_right_leaves_nothing(api: Api, server: Server, probe: redis.Redis, refused: str) -> None:
+    probe.acl_setuser("plain", enabled=True, nopass=True, keys="*", channels="*", commands=["+@all", refused])
     try:
         client = api.client(server.unix_url, username="plain", password="any")
-        await pair(api, await keeper_of(api, client, SHORT))
+        await pair(api, lock := await keeper_of(api, client, SHORT))
         await gone(api, probe)
+        probe.set(NAME, "somebody else's")
+        assert await api.get(lock.acquire(blocking=False)) is False
+        probe.delete(NAME)
         await api.get(client.close())
     finally:
         probe.acl_deluser("plain")
@@ -641,8 +629,7 @@ def test_a_process_of_multiprocessing_that_ends_keeps_nothing(
     impl: str, server: Server, probe: redis.Redis, method: str
 ) -> None:
     """It ends without what `atexit` has."""
-    context = multiprocessing.get_context(method)
-    process = context.Process(target=end_of_child, args=(server.unix_url,))
+    process = multiprocessing.get_context(method).Process(target=end_of_child, args=(server.unix_url,))
     process.start()
     process.join(60)
     assert process.exitcode == 0 and not probe.exists(NAME)

@@ -51,10 +51,9 @@ ALL_COMPARED = {
     *("SET", "JOIN", "LOOK", "REL", "DEL!", "LEAVE", "EXT"),
     *("recall of K", "recall of H", "recall of A", "kept", "let go", "taken"),
 }
-E, T = commands.ENTER_LUA, commands.ACQUIRE_OR_RECALL_LUA
+E = commands.ENTER_LUA
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "who waits does not tell the keeper": in_scripts("if contended then\n  recall", "if false then\n  recall", E),
-    "who tries does not tell the keeper": in_scripts("not mine(held, ARGV[1])", "false", T),
     "a recall of a lease that is not known yet is forgotten": in_function(
         LocalQueues.note_keepable, "if lease._raw_token in self.unknown:", "if False:"
     ),

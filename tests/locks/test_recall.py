@@ -1,0 +1,61 @@
+"""A try of another process recalls what is kept, though nobody waits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+
+import pytest
+import redis
+from support.apis import Api
+from support.child_client import LONG, NAME, until
+
+import fastlock
+from fastlock.embedded import Server
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
+KEEP = 300.0  # seconds: longer than any test
+
+
+def try_once(url: str) -> None:
+    with fastlock.Client.from_url(url) as client:
+        lock = client.lock(NAME, timeout=LONG, keep=KEEP, blocking=False)
+        if acquired := lock.acquire():
+            lock.release()
+    sys.exit(acquired)
+
+
+def tried_elsewhere(url: str) -> bool:
+    """Whether a try of another process has acquired the name."""
+    process = multiprocessing.get_context("spawn").Process(target=try_once, args=(url,))
+    process.start()
+    process.join(60)
+    assert process.exitcode in (0, 1)
+    return process.exitcode == 1
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_try_that_does_not_wait_recalls_it(api: Api, server: Server, probe: redis.Redis, held: bool) -> None:
+    client = api.client(server.unix_url)
+    lock = client.lock(NAME, timeout=LONG, keep=KEEP, thread_local=False)
+    queues, key = client._transport.queues, NAME.encode()
+
+    async def keep() -> bool:
+        await api.get(lock.acquire())
+        await api.get(lock.release())
+        return key in queues.kept
+
+    while not await keep():
+        await until(api, lambda: queues.hears_recalls, "recalls are heard")
+    if held:
+        await api.get(lock.acquire())
+    other = client.lock(NAME, timeout=LONG, keep=KEEP, blocking=False)
+    assert not held or await api.get(other.acquire()) is False
+    assert client.get_stats()["recalls"] == 0, "a caller of the process recalls nothing"
+    assert not tried_elsewhere(server.unix_url)
+    await until(api, lambda: client.get_stats()["recalls"] == 1, "the recall")
+    if held:
+        assert probe.get(NAME) == lock.lease._raw_token, "nobody waits: it is not marked"
+        await api.get(lock.release())
+    await until(api, lambda: not probe.exists(NAME), "it is released")
+    assert tried_elsewhere(server.unix_url)
