@@ -42,7 +42,7 @@ class Rules(Protocol):
 
 
 class ModelJudge:
-    """Asks the model. compared: how often it was asked of each kind."""
+    """Asks the model. compared: what it was asked of."""
 
     def __init__(self, clients: list[WalkedClient]) -> None:
         self.clients = clients
@@ -52,7 +52,7 @@ class ModelJudge:
         self.owners: dict[bytes, int] = {}  # of tokens
         self.recalls: dict[bytes, set[bytes]] = {}  # tokens of which each client, by its channel, has heard a recall
         self.keepable: dict[bytes, set[bytes]] = {}  # tokens that were granted to it while it hears recalls
-        self.compared: dict[str, int] = {}
+        self.compared: set[str] = set()
 
     # the server
 
@@ -88,7 +88,7 @@ class ModelJudge:
             assert told == granted, f"{verb}: told of {told}, not of {granted}"
             hears = client.ear is not None and client.transport.queues.hears_recalls
             assert recalled == ([token + key for token in rules.recalled] if hears else []), f"{verb}: {recalled}"
-        self.count(verb)
+        self.compared.add(verb)
 
     def hear(self) -> list[tuple[list[bytes], list[bytes]]]:
         """Of each client: the grants and the recalls that came by now."""
@@ -172,7 +172,7 @@ class ModelJudge:
                 assert after[WANTED] and not queues.by_key[key].keep_until, "recalled, and not noted"
             else:
                 assert after[WANTED] and token in queues.unknown, "recalled before it is known, and forgotten"
-            self.count(f"recall of {state}")
+            self.compared.add(f"recall of {state}")
 
         return compare
 
@@ -195,7 +195,7 @@ class ModelJudge:
             is_kept = kept is not None and kept.circulating is not None and kept.circulating._raw_token == token
             assert not is_kept or c[PC] == "K", "kept against the rules"
             assert is_kept or not keep, "not kept"
-            self.count("kept" if is_kept else "let go")
+            self.compared.add("kept" if is_kept else "let go")
 
         return compare
 
@@ -208,7 +208,7 @@ class ModelJudge:
         told = token in self.recalls.get(client.transport.queues.channel, ())
         may = [what for what, _ in self.rules.may(w.frozen()) if "takes" in what]
         assert may and not told and not self.under_way(client, token), "given out though it is released"
-        self.count("taken")
+        self.compared.add("taken")
 
     def client(self, state: str, token: bytes, wanted: bool = False) -> World:
         """A client of the model in this state, and nobody else."""
@@ -222,6 +222,3 @@ class ModelJudge:
         calls = [call for flight in flights for call in flight.calls]
         calls += [call for delivery in client.pending for call in delivery.calls(client.wires[0])]
         return any(call[1] == commands.HAND_OVER_LUA.sha and token in call for call in calls if call[0] == b"EVALSHA")
-
-    def count(self, what: str) -> None:
-        self.compared[what] = self.compared.get(what, 0) + 1
