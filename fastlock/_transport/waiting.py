@@ -182,7 +182,7 @@ def send_enter(
 
 def send_hand_over(transport: Transport, connection: Connection, key: bytes, token: bytes) -> Any:
     """Send a release to the first waiter in the server's queue, and wait for the reply. Errors as of
-    `SocketStream.round_trip`. It does not poll for the reply: the server tells the waiter first, and both need a
+    `SocketStream.round_trip`. It does not poll for the reply: the server and the waiter that it tells need a
     processor."""
     template = _cached(transport, key, connection, hand_over, ())
     return round_trip(connection.stream, template, b"", token, 0, connection.reply_timeout, 0.0)

@@ -420,3 +420,14 @@ async def test_a_waiter_on_a_shared_push_connection_gives_up_in_time(
         await api.get(holder.release())
     assert await reads.get(SOON) is True
     await api.get(lock.release())
+
+
+async def test_what_was_encoded_for_many_names_is_forgotten(api: Api, server: Server) -> None:
+    client = api.client(server.unix_url)
+    templates = client._transport.queues.templates
+    sizes = []
+    for number in range(waiting._MOST_TEMPLATES + 2):
+        with client.lock(f"name {number}", fair=True):
+            sizes.append(len(templates))
+    assert max(sizes) <= waiting._MOST_TEMPLATES
+    assert sizes[0] > 0 and sizes[-1] < sizes[-10]  # it fills, and begins anew
