@@ -230,8 +230,8 @@ def test_a_confirmation_leaves_a_lease_alone_whose_end_was_moved(server: Server,
 async def test_a_free_name_is_acquired_in_however_little_time(
     api: Api, server: Server, probe: redis.Redis, fair: bool
 ) -> None:
-    """Also one that other clients wanted of late, so that its acquires join at once. Where a machine is busy, the answer
-    may come after the limit: then the acquire says so, and another is tried."""
+    """Also one that other clients wanted of late, so that its acquires join at once. On a busy machine the answer may
+    come after the limit: then the acquire says so, and another is tried."""
     client = api.client(server.unix_url)
     lock = await granted(api, server, probe, client)
     await api.get(lock.release())
