@@ -234,6 +234,8 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
     while (connection := push_connection_of(transport)) is not None:
         if queue.stale or queue.error is not None or waiter.lease is not None or waiter.key in transport.unconfirmed:
             break
+        if waiter.key in transport.queues.kept:  # since it was enqueued, or it is fair: the slow path releases it first
+            break
         sent = clock()
         if sent >= until or queue.must_verify(waiter, sent):
             break

@@ -565,12 +565,12 @@ class LocalQueues(KeptLeases):
     def take_kept(
         self, key: bytes, name: object, ms: int, most: int, leases: dict[Any, Lease], owner: object, now: float
     ) -> Lease | None:
-        """Take the lease of a name that is kept, if it lasts for `ms` milliseconds, and for `most` at most: it is the
-        owner's among these leases from then on. None: there is none."""
+        """Take the lease of a name that is kept and for which nobody waits, if it lasts for `ms` milliseconds, and for
+        `most` at most: it is the owner's among these leases from then on. None: there is none."""
         with self.mutex:
             queue = self.kept.get(key)
-            if queue is None or now >= queue.keep_until or not self.hears_recalls:
-                return None
+            if queue is None or now >= queue.keep_until or not self.hears_recalls or key in self.by_key:
+                return None  # or others wait already, who asked the server as the lease was held
             lease = queue.circulating
             if lease is None or not ms <= (lease._deadline - now) * 1000 <= most:
                 return None

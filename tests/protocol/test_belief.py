@@ -83,7 +83,7 @@ def test_nothing_is_believed_without_a_message_or_before_a_look_was_answered(que
     assert other.believe(waiter, clock()) is None, "the message was of another entry"
 
 
-def test_who_wants_a_fence_or_renewal_looks(queues: LocalQueues, clock: Clock) -> None:
+def test_who_may_not_believe_looks(queues: LocalQueues, clock: Clock) -> None:
     waiter = waits(queues, clock)
     waiter.believes = False
     assert believed(queues, waiter, clock) is None

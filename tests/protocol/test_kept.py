@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from support.run_steps import Clock, joined
 
-from fastlock._protocol import commands, kept, lease
+from fastlock._protocol import commands, lease
 from fastlock._protocol.keeping import kept_token
 from fastlock._protocol.kept import MOST_UNKNOWN, Subscription
 from fastlock._protocol.lease import ENDED, Lease, new_token
 from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues, ReleaseRoute
+from fastlock._protocol.waiters import Waiter
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
 KEY, MS, KEEP = b"name", 10_000, 5.0
@@ -61,6 +62,15 @@ def test_it_is_taken_only_as_long_as_its_timeout_is_left(queues: LocalQueues, cl
     clock.go(KEEP)
     assert take(queues, clock) is None
     assert [each._key for each in queues.lapsed(clock())] == [KEY]
+
+
+def test_who_waits_since_the_server_refused_comes_before_who_would_take_it(queues: LocalQueues, clock: Clock) -> None:
+    """A waiter may be enqueued when the holder, by whose lease it was refused, has released: by then that is kept."""
+    queues.release(granted(queues, clock), clock())
+    waiter = Waiter("name", KEY, MS, False, None)
+    queues.enqueue(waiter, clock())
+    assert take(queues, clock) is None and queues.by_key[KEY] is waiter.queue
+    assert [each._key for each in queues.stop_keeping([KEY])] == [KEY]
 
 
 def test_what_lapses_is_told_in_time(queues: LocalQueues, clock: Clock) -> None:
@@ -168,7 +178,7 @@ def test_a_subscription_that_fails_hears_nothing(reply: Any) -> None:
     subscription.set_result(reply)
     assert not queues.hears_recalls and not subscription.done()
     subscription.set_result([b"subscribe", queues.keep_channel, 1])
-    assert queues.hears_recalls and queues.keep_channel.startswith(commands.KEEP_CHANNEL) and kept
+    assert queues.hears_recalls and queues.keep_channel.startswith(commands.KEEP_CHANNEL)
 
 
 def test_a_queue_that_is_granted_by_an_entry_keeps_nothing(queues: LocalQueues, clock: Clock) -> None:
