@@ -282,7 +282,7 @@ class SocketStream(Stream):
             return True
         if self._sending and self._sender == me:
             return True
-        if (leader is not None or self._sending) and self._mutex._is_owned():  # the leader or sender may wait for it
+        if self._mutex._is_owned():  # a change is half done, and the leader or sender may wait for the mutex
             return True
         # Without the mutex: another thread may hold it, and wait for a mutex with which this method was called
         for pending_reply in [*self._getters(), *self._listeners]:
@@ -305,6 +305,8 @@ class SocketStream(Stream):
         """
         pending_reply = PendingReply()
         data = template._encode(name, token, ms)
+        if self._mutex._is_owned():  # by whom this signal handler has interrupted in a change
+            return BUSY
         try:
             with self._mutex:
                 # Nobody waits for the replies to undos and unconfirmed releases

@@ -68,9 +68,13 @@ def _all_of(holder: Holder) -> str:
         parts.append(f"for {max(0.0, time.time() - holder.since):.1f} s")
     if holder.depth is not None and holder.depth > 1:
         parts.append(f"{holder.depth} deep")
-    if holder.kept:
-        parts.append("kept, nobody is in it" if holder.depth == 0 else "may be kept")
-    return ", ".join([*parts, *_part_of(holder), _left(holder)])
+    return ", ".join([*parts, *_kept(holder), *_part_of(holder), _left(holder)])
+
+
+def _kept(holder: Holder) -> list[str]:
+    if not holder.kept:
+        return []
+    return ["kept, nobody is in it" if holder.depth == 0 else "may be kept"]
 
 
 def _part_of(holder: Holder) -> list[str]:
@@ -90,7 +94,7 @@ def _left(holder: Holder) -> str:
 def row(found: Description) -> tuple[str, ...]:
     """A description as a row of a table."""
     name, holders = printable(found.name), found.holders
-    shown = [" ".join([who(each), *_part_of(each)]) for each in holders[:2]]
+    shown = [" ".join([who(each), *_part_of(each), *map("({})".format, _kept(each))]) for each in holders[:2]]
     more = [f"and {len(holders) - 2} more"] if len(holders) > 2 else []
     ends = [each.left for each in holders]
     left = "" if not ends else "no end" if None in ends else f"{max(end for end in ends if end is not None):.1f} s"

@@ -50,7 +50,7 @@ from fastlock._protocol.renewal import LEASE_SECONDS, settings_for
 from fastlock._protocol.retry import get_session
 from fastlock._protocol.values import Dumps, Loads
 from fastlock._transport.aio import AsyncTransport
-from fastlock._transport.settings import settings_from_options, settings_from_url
+from fastlock._transport.settings import client_options, settings_from_options, settings_from_url
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,9 +83,9 @@ class Client(Uncopyable):
     ) -> None:
         settings: Any = options.pop("_settings", None)  # given by `from_url` and by a drop-in
         if settings is None:
-            settings = settings_from_options({"host": host, "port": port, "db": db, **options})
-        self._queue = queue
-        self._confirm_release = confirm_release
+            settings = settings_from_options({"host": host, "port": port, "db": db, **client_options(options)})
+        self._queue = arguments.as_flag(queue, "queue")
+        self._confirm_release = arguments.as_flag(confirm_release, "confirm_release")
         self._settings = settings
         self._cross_slot = False  # whether the server has refused a command for names in several hash slots
         self._transport = AsyncTransport(settings, _implementation.default)
@@ -99,7 +99,8 @@ class Client(Uncopyable):
 
         Keyword arguments win over the URL. Raises ValueError for a URL that cannot be right, and says why.
         """
-        return cls(queue=queue, confirm_release=confirm_release, _settings=settings_from_url(url, **options))
+        settings = settings_from_url(url, **client_options(options))
+        return cls(queue=queue, confirm_release=confirm_release, _settings=settings)
 
     def lock(
         self,
@@ -148,7 +149,7 @@ class Client(Uncopyable):
         """
         queue = self._queue if queue is None else queue
         confirm = self._confirm_release if confirm_release is None else confirm_release
-        if auto_renew or max_hold is not None or on_lost is not None or cancel_on_loss or not confirm:
+        if auto_renew or max_hold is not None or on_lost is not None or cancel_on_loss or confirm is not True:
             if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
                 timeout = LEASE_SECONDS
             renewal = settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss, confirm_release=confirm)

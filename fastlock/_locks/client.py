@@ -36,7 +36,7 @@ from fastlock._protocol.multi import MultiLease
 from fastlock._protocol.renewal import LEASE_SECONDS, RenewalSettings, settings_for
 from fastlock._protocol.retry import get_session
 from fastlock._protocol.values import Dumps, Loads
-from fastlock._transport.settings import settings_from_options, settings_from_url
+from fastlock._transport.settings import client_options, settings_from_options, settings_from_url
 from fastlock._transport.sync import SyncTransport
 
 P = ParamSpec("P")
@@ -68,9 +68,9 @@ class Client(Uncopyable):
     ) -> None:
         settings: Any = options.pop("_settings", None)  # given by `from_url` and by a drop-in
         if settings is None:
-            settings = settings_from_options({"host": host, "port": port, "db": db, **options})
-        self._queue = queue
-        self._confirm_release = confirm_release
+            settings = settings_from_options({"host": host, "port": port, "db": db, **client_options(options)})
+        self._queue = arguments.as_flag(queue, "queue")
+        self._confirm_release = arguments.as_flag(confirm_release, "confirm_release")
         self._settings = settings
         self._cross_slot = False  # whether the server has refused a command for names in several hash slots
         self._transport = transport = SyncTransport(settings, _implementation.default)
@@ -84,7 +84,8 @@ class Client(Uncopyable):
 
         Keyword arguments win over the URL. Raises ValueError for a URL that cannot be right, and says why.
         """
-        return cls(queue=queue, confirm_release=confirm_release, _settings=settings_from_url(url, **options))
+        settings = settings_from_url(url, **client_options(options))
+        return cls(queue=queue, confirm_release=confirm_release, _settings=settings)
 
     def lock(
         self,
@@ -131,7 +132,7 @@ class Client(Uncopyable):
         """
         queue = self._queue if queue is None else queue
         confirm = self._confirm_release if confirm_release is None else confirm_release
-        if auto_renew or max_hold is not None or on_lost is not None or not confirm:
+        if auto_renew or max_hold is not None or on_lost is not None or confirm is not True:
             if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
                 timeout = LEASE_SECONDS
             renewal = _renewal(auto_renew, timeout, max_hold, on_lost, confirm)

@@ -54,6 +54,14 @@ def as_name(value: object, encoding: str = "utf-8", what: str = "name") -> bytes
     return name
 
 
+def as_flag(value: object, what: str) -> bool:
+    """True or False. TypeError: anything else, as the "no" of a configuration counts as true in Python, and None as
+    false."""
+    if value is not True and value is not False:
+        raise TypeError(f"{what} must be True or False, not {value!r:.40}")
+    return value
+
+
 def as_number(value: object, what: str) -> float:
     """A finite number of seconds. TypeError: not an int or float (bool is neither). ValueError: NaN or infinite."""
     kind = type(value)
@@ -74,8 +82,8 @@ def as_ms(value: object, what: str = "timeout") -> int:
         return int(value * 1000 + 1e-6)
     seconds = as_number(value, what)
     if seconds < 0.001:
-        endless = ", or None for a lease without end" if what == "timeout" else ""
-        raise ValueError(f"{what} must be at least 0.001 seconds{endless}, not {value!r}")
+        none = {"timeout": ", or None for a lease without end", "keep": ", or None to keep no lease"}.get(what, "")
+        raise ValueError(f"{what} must be at least 0.001 seconds{none}, not {value!r}")
     if seconds > MAX_MS / 1000:
         raise ValueError(f"{what} must be at most {MAX_MS // 1000} seconds (2**53 ms), not {value!r}")
     return int(seconds * 1000 + 1e-6)  # 0.29 * 1000 is 289.99999999999994

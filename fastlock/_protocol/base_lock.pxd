@@ -1,6 +1,6 @@
 # The types of base_lock.py where it is compiled.
 
-from fastlock._protocol.arguments cimport as_ms, as_name, as_wait
+from fastlock._protocol.arguments cimport as_flag, as_ms, as_name, as_wait
 from fastlock._protocol.lease cimport Lease, flag, is_inherited
 from fastlock._protocol.local_queue cimport LocalQueues
 from fastlock._protocol.waiters cimport Waiter

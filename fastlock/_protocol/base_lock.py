@@ -22,7 +22,7 @@ from fastlock._errors import (
 )
 from fastlock._protocol import arguments, describe, extension, keeping
 from fastlock._protocol.acquire import Acquire
-from fastlock._protocol.arguments import as_ms, as_name, as_wait
+from fastlock._protocol.arguments import as_flag, as_ms, as_name, as_wait
 from fastlock._protocol.commands import KEPT_PREFIX, PLAIN_PREFIX, Opcode, made_here
 from fastlock._protocol.lease import ENDED, ID_DIGITS, Lease, is_inherited, new_token, now
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
@@ -87,10 +87,10 @@ class BaseLock:
         self.blocking_timeout = blocking_timeout
         self.thread_local = thread_local
         self.raise_on_release_error = raise_on_release_error
-        self.fence = fence
-        self.fair = fair
-        self.queue = queue
-        self.confirm_release = confirm_release
+        self.fence = as_flag(fence, "fence")
+        self.fair = as_flag(fair, "fair")
+        self.queue = as_flag(queue, "queue")
+        self.confirm_release = as_flag(confirm_release, "confirm_release")
         self._on_lost = on_lost  # of a release that is not waited for
         if keep is not None:
             self._keep_ms = keeping.checked_ms(keep, timeout, fence, fair, queue, renewal is not None)
@@ -204,11 +204,10 @@ class BaseLock:
         return lease
 
     def _reenter(self) -> Lease | None:
-        """Acquire without asking the server, if that is possible: here a name whose lease the client keeps, of a
-        reentrant lock that which the caller holds. None: it is not. Raises LockNotOwnedError: the caller's lease has
-        ended. LockError: it has no fence, and this lock wants one."""
-        kept: Lease | None = self._take_kept(self._owner(), now())
-        return kept
+        """Acquire the lock again which the caller holds, without asking the server: of those that have `_owners`. None:
+        the caller does not hold it. Raises LockNotOwnedError: the caller's lease has ended. LockError: it has no fence,
+        and this lock wants one."""
+        raise NotImplementedError
 
     def _take_kept(self, owner: object, time: float) -> Lease | None:
         """Take the lease of the name, if the client keeps it. None: it does not."""

@@ -158,6 +158,20 @@ def _warn(client: Warned, trouble: str, effect: str, error: errors.RedisError, s
     logging.getLogger("fastlock").warning("%s %s (%s), so that %s%s", client.endpoint, trouble, error, effect, remedy)
 
 
+def warn_of_refused_recalls(endpoint: str, reply: Exception) -> bool:
+    """Warn that the user may not hear recalls, if this reply says so. Returns whether it does."""
+    error = errors.from_reply(reply)
+    if forbidden := errors.is_forbidden(error):
+        logging.getLogger("fastlock").warning(
+            "%s refuses to tell who wants a lease that is kept (%s), so that none is kept: its user needs +subscribe "
+            "and the channels &%s*",
+            endpoint,
+            error,
+            commands.KEEP_CHANNEL.decode(),
+        )
+    return forbidden
+
+
 def warn_of_pending_undos(endpoint: str, names: Iterable[bytes]) -> None:
     """Warn that a client was closed before the undos of these names could be sent."""
     if names := sorted(set(names)):

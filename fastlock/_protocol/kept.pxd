@@ -7,7 +7,7 @@ cdef class KeptLeases(Moments):
     cdef public object mutex, keeper
     cdef public Stats stats
     cdef public dict by_key, kept, unknown
-    cdef public bint hears_recalls, ended
+    cdef public bint hears_recalls, ended, refused
     cdef public double next_lapse
     cpdef expect(self, bytes key, bint contended)
     cpdef close(self, queue)

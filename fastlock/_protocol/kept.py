@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from fastlock._protocol import commands
+from fastlock._protocol import commands, handshake
 from fastlock._protocol import lease as leases
 from fastlock._protocol.lease import process_id
 from fastlock._protocol.moments import Moments
@@ -31,7 +31,9 @@ MOST_UNKNOWN = 1000  # recalls of leases that are not known yet, of which a clie
 class KeptLeases(Moments):
     """The leases that one client keeps. Methods take the mutex where they change anything."""
 
-    __slots__ = ("by_key", "ended", "hears_recalls", "keeper", "kept", "mutex", "next_lapse", "stats", "unknown")
+    __slots__ = (
+        *("by_key", "ended", "hears_recalls", "keeper", "kept", "mutex", "next_lapse", "refused", "stats", "unknown"),
+    )
 
     def __init__(self, mutex: AbstractContextManager[object], stats: Stats, channel: bytes) -> None:
         super().__init__(channel)
@@ -40,6 +42,7 @@ class KeptLeases(Moments):
         self.by_key: dict[bytes, LocalQueue] = {}
         self.kept: dict[bytes, LocalQueue] = {}  # the queues whose lease nobody holds, and which are not in `by_key`
         self.hears_recalls = False
+        self.refused = False  # whether the client was told that its user may not hear them
         self.ended = False  # whether the client was closed, and keeps nothing any more
         self.next_lapse = math.inf  # by when `lapsed` is to be asked again
         self.unknown: dict[bytes, None] = {}  # tokens that were recalled before the reply came by which they hold
@@ -93,7 +96,8 @@ class KeptLeases(Moments):
     def stop_keeping(self, keys: Iterable[bytes] | None = None) -> list[Lease]:
         """Keep these names no longer, or all. Returns their leases, which are to be released."""
         with self.mutex:
-            queues = [*self.kept.values()] if keys is None else [self.kept[key] for key in keys if key in self.kept]
+            found = [*self.kept.values()] if keys is None else map(self.kept.get, keys)
+            queues = [each for each in found if each is not None]
             for queue in queues:
                 queue.keep_until = 0.0
             return [queue.circulating for queue in queues if queue.circulating is not None]
@@ -140,8 +144,9 @@ class KeptLeases(Moments):
 class Subscription:
     """The pending reply to the SUBSCRIBE by which recalls are heard."""
 
-    def __init__(self, queues: KeptLeases) -> None:
+    def __init__(self, queues: KeptLeases, endpoint: str) -> None:
         self.queues = queues
+        self.endpoint = endpoint
 
     def done(self) -> bool:
         return False
@@ -150,3 +155,5 @@ class Subscription:
         """Take the reply: a list, unless it was refused, or the connection broke."""
         if isinstance(reply, list):
             self.queues.recalls_heard(True)
+        elif isinstance(reply, Exception) and not self.queues.refused:
+            self.queues.refused = handshake.warn_of_refused_recalls(self.endpoint, reply)

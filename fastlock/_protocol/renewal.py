@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands
-from fastlock._protocol.arguments import as_ms, as_number, as_wait
+from fastlock._protocol.arguments import as_flag, as_ms, as_number, as_wait
 from fastlock._protocol.extension import Move, set_expiry
 from fastlock._protocol.handshake import Purpose
 from fastlock._protocol.lease import ENDED, Lease, Lost
@@ -69,10 +69,11 @@ def settings_for(
                 other = " or confirm_release=False" if name == "on_lost" else ""
                 raise ValueError(f"{name} is of leases that are renewed: give auto_renew=True{other}, or leave it out")
         return None
+    as_flag(auto_renew, "auto_renew")
     check_timeout(timeout)
     if max_hold is not None and as_wait(max_hold, "max_hold") == 0:
         raise ValueError("max_hold must be more than 0 seconds, or None to renew for as long as the lock is held")
-    return RenewalSettings(max_hold, on_lost, bool(cancel_on_loss))
+    return RenewalSettings(max_hold, on_lost, as_flag(cancel_on_loss, "cancel_on_loss"))
 
 
 def check_timeout(timeout: float | None) -> None:

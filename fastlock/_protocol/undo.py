@@ -145,6 +145,10 @@ class KeptRelease(UnconfirmedRelease):
     __slots__ = ("instead",)
     instead: Callable[[Undo], object]  # carries out what does it for a user who may not run scripts
 
+    def commands(self, capabilities: frozenset[str], again: bool) -> list[commands.RawCommand]:
+        # Nobody held it, so that it is not lost, however late this is sent
+        return [(b"PING",)] if self._clock() >= self._end else super().commands(capabilities, again)
+
     def given_up(self) -> None:
         super().given_up()
         self.instead(Undo(self.names, self.tokens))

@@ -153,7 +153,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         if not self.hears_recalls and self.error is None:
             self.hears_recalls = True
             queues = self.transport.queues
-            self.stream.put_command(Subscription(queues), (b"SUBSCRIBE", queues.keep_channel))
+            self.stream.put_command(Subscription(queues, self.transport.endpoint), (b"SUBSCRIBE", queues.keep_channel))
             self.stream.announce()
 
     def post(self, delivery: UndoDelivery) -> None:

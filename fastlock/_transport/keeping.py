@@ -56,6 +56,7 @@ class KeepThread:
         self._end = end  # ends all clients with the process
         self._mutex = native.RLock()
         self._started = False
+        self._runs = native.allocate_lock()  # held by the thread
         self._connection: Connection | None = None
         self._pending: Any = None  # what ends its sleep
         self._recalled: list[Lease] = []  # leases that were recalled, and are to be released
@@ -107,6 +108,8 @@ class KeepThread:
             self._connection.fail(errors.ClientClosedError("this client was closed"))
 
     def _run(self) -> None:
+        if not self._runs.acquire(blocking=False):
+            return  # a signal handler raised as the first was started, before that was noted
         transport, pause = self._transport, LEAST_PAUSE
         while not transport.closed:
             try:
@@ -125,7 +128,7 @@ class KeepThread:
         connection = Connection(transport, transport.settings)
         try:
             connection.stream.on_push = queues.on_push
-            connection.stream.put_command(Subscription(queues), (b"SUBSCRIBE", queues.keep_channel))
+            connection.stream.put_command(Subscription(queues, transport.endpoint), (b"SUBSCRIBE", queues.keep_channel))
             self._connection = connection
             # What is released goes over this connection, on which somebody reads
             transport.flush_undos_over(connection)

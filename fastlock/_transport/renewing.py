@@ -156,6 +156,7 @@ class RenewalThread:
     def __init__(self, transport: SyncTransport) -> None:
         self._mutex = native.RLock()
         self._started = False
+        self._runs = native.allocate_lock()  # held by the thread
         self._sleep = sleep = native.allocate_lock()  # held while there is nothing to do
         sleep.acquire()
         # No name of this module: it may be cleared by then, as the interpreter ends
@@ -177,6 +178,8 @@ class RenewalThread:
         _wake(self._sleep)
 
     def _run(self) -> None:
+        if not self._runs.acquire(blocking=False):
+            return  # a signal handler raised as the first was started, before that was noted
         while (transport := self._transport()) is not None and not transport.closed:
             try:
                 transport.renew_due()

@@ -30,6 +30,7 @@ _IGNORED = frozenset(
         "ssl_ocsp_expected_cert",
     )
 )
+_OF_LOCKS = frozenset(("auto_renew", "blocking", "blocking_timeout", "fair", "fence", "keep", "sleep"))
 _NOT_IN_URL = frozenset(
     (
         "credential_provider",
@@ -149,6 +150,17 @@ def _check_text(name: str, value: object) -> None:
         raise ValueError(f"{name} must not be empty nor hold spaces or control characters")
 
 
+def client_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a client, without the mistake of who means the timeout of its locks: that is no option
+    of a pool of redis-py's here, and a TypeError."""
+    if "timeout" in options:
+        raise TypeError(
+            "timeout is a setting of each lock, client.lock(name, timeout=...); how long a client waits for an answer "
+            "is its reply_timeout"
+        )
+    return options
+
+
 def settings_from_url(url: str, **overrides: object) -> Settings:
     """Settings from redis:// rediss:// unix:// valkey:// valkeys:// with redis-py's query options.
 
@@ -237,7 +249,8 @@ def settings_from_options(options: dict[str, Any]) -> Settings:
             if value is not None:
                 known[name] = value
         elif name not in _IGNORED:
-            raise TypeError(f"unknown connection option {name!r}")
+            each = f": it is a setting of each lock, client.lock(name, {name}=...)" if name in _OF_LOCKS else ""
+            raise TypeError(f"unknown connection option {name!r}{each}")
     if known.pop("ssl", False):
         try:
             known["tls"] = _tls_context(**tls)

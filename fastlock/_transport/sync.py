@@ -244,10 +244,13 @@ class SyncTransport(SyncKeeping):
     def _execute(self, request: Request) -> Any:
         if self.closed and request.allowed_after_close:
             return self._execute_after_close(request)
+        meetings = 0
         while (answer := self._execute_once(request)) is Answer.RETRY_ELSEWHERE or (
             (self.unconfirmed or self.resent) and self.met_own_release(request, answer)
-        ):
-            pass  # ends: such a connection is thrown away, and a new one has nothing unsolicited on it
+        ):  # ends: such a connection is thrown away, and a new one has nothing unsolicited on it
+            meetings += answer is not Answer.RETRY_ELSEWHERE
+            if meetings > SETTLE_TRIES:  # who is to send the release was interrupted, by the signal handler that asks
+                break
         return answer
 
     def _execute_once(self, request: Request) -> Any:
@@ -287,8 +290,8 @@ class SyncTransport(SyncKeeping):
 
     def _behind(self, request: Request) -> Connection | None:
         """The connection over which the release goes that the request must not overtake, as nobody has waited for
-        that; None: there is none."""
-        found = self._carriers(request)
+        that; None: there is none on which this thread may wait."""
+        found = [each for each in self._carriers(request) if not self._would_deadlock(each)]
         return found[0] if found else None
 
     def _settle(self, request: Request) -> None:

@@ -250,6 +250,7 @@ class Connection:
         self.transport.discard(self)
         if self.subscribed:
             self.transport.queues.on_reconnect()
+        self.in_flight.clear()  # what is sent again refers to this connection
         self.failed = True
 
     def drain(self, until: float) -> None:

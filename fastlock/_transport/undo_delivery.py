@@ -115,3 +115,5 @@ class UndoReply:
         if self.delivery.reply is self:
             self.delivery.outlived_by(session)
             transport.defer(self.delivery)
+        if self.delivery.reply is self:  # as above
+            self.delivery.reply = None

@@ -307,6 +307,12 @@ def test_all_that_is_known() -> None:
     ]
 
 
+@pytest.mark.parametrize(("depth", "text"), [(0, "unknown (kept, nobody is in it)"), (None, "unknown (may be kept)")])
+def test_a_row_says_that_a_lease_is_kept(depth: int | None, text: str) -> None:
+    found = Description(b"a", "lock", (holder(left=2.0, kept=True, depth=depth),), (), None, None, None)
+    assert shown.row(found)[2] == text
+
+
 def test_a_row_stays_short() -> None:
     found = Description(b"x" * 1000, "rw_lock", (holder(left=2.0, mode="read"),) * 9, (), None, None, None)
     name, kind, who, left, waiters = shown.row(found)

@@ -3,15 +3,17 @@ connection remains usable. Every exception counts, also one that fastlock expect
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import itertools
 import threading
+import time
 from typing import Any
 
 import pytest
 import redis
 from support.interrupted import EXIT_IS_PYTHON
-from support.streams import Interrupt, raise_at
+from support.streams import Interrupt, call_at, raise_at
 from support.strikes import STACK
 
 import fastlock
@@ -150,3 +152,72 @@ def test_a_kept_lease_interrupted_at_any_point(
         if not raised:
             break
     assert step > 1 or (operation == "leave" and not EXIT_IS_PYTHON)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("settings", [{"keep": 60}, {"auto_renew": True}], ids=["keep", "auto_renew"])
+def test_no_thread_is_left_though_its_start_is_interrupted(
+    impl: str, server: Server, no_leaks: Any, settings: dict[str, Any]
+) -> None:
+    """A handler that raises as a client starts its thread, before it has noted that: it would start another one."""
+    before = _thread._count()
+    for step in itertools.count(1):
+        with fastlock.Client.from_url(server.unix_url) as client:
+            client.server_info()
+            lock = client.lock(NAME, timeout=60, **settings)
+            raised = raise_at(step, STACK, lock.acquire)
+            if lock.lease is not None:
+                lock.release()
+            with lock:
+                pass
+            while _thread._count() > before + 1:  # the test's timeout ends this
+                time.sleep(0.001)
+        while _thread._count() > before:
+            time.sleep(0.001)
+        if not raised:
+            break
+    assert step > 1
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize(
+    "operation", [pytest.param("release kept", marks=pytest.mark.long), "release unconfirmed", "acquire behind"]
+)
+def test_a_handler_that_wants_the_name_does_not_wait_for_whom_it_interrupts(
+    impl: str, server: Server, no_leaks: Any, operation: str
+) -> None:
+    """The name may be held by a release that the interrupted code is about to send, or whose answer it waits for."""
+    for step in itertools.count(1):
+        with fastlock.Client.from_url(server.unix_url, reply_timeout=600) as client:
+            lock = client.lock(NAME, timeout=600, keep=600 if operation == "release kept" else None)
+            unconfirmed = client.lock(NAME, timeout=600, confirm_release=False)
+            fair = client.lock(NAME, timeout=600, fair=True)
+            with fair, client.lock("other"):  # so that there are two connections
+                pass
+            while operation == "release kept" and not client._transport.queues.kept:
+                with lock:
+                    pass
+            if operation != "release kept":
+                unconfirmed.acquire()
+            if operation == "acquire behind":
+                unconfirmed.release()
+
+            def wanted(client: fastlock.Client = client) -> None:
+                other = client.lock(NAME, timeout=600, blocking=False, thread_local=False)
+                try:
+                    if other.acquire():
+                        other.release()
+                except RuntimeError as error:
+                    assert "max_connections" in str(error)
+
+            calls = {"release unconfirmed": unconfirmed.release, "acquire behind": fair.acquire}
+            called = call_at(step, STACK, calls.get(operation, unconfirmed.acquire), wanted)
+            if operation != "release unconfirmed":
+                (fair if operation == "acquire behind" else unconfirmed).release()
+            assert lock.acquire(blocking=False), f"point {step}: nobody holds it"
+            lock.release()
+            found = client.get_stats()
+            assert found["losses"] == 0, f"point {step}"
+        if not called:
+            break
+    assert step > 1

@@ -169,6 +169,7 @@ NO_NAME = [
 ]
 NO_BYTES = [None, 5, 1.5, ["a"], object()]
 
+URL = "redis://localhost:1"
 BAD = [
     *lock_settings("timeout", NO_LEASE, ValueError),
     *lock_settings("timeout", NO_NUMBER, TypeError),
@@ -202,6 +203,19 @@ BAD = [
     Bad(lambda client: client.lock("a").acquire(blocking=False, blocking_timeout=1), ValueError, "blocking_timeout"),
     Bad(lambda client: client.lock("a").acquire(timeout=1), TypeError, "timeout"),
     Bad(lambda client: client.lock("a", time_out=1), TypeError, "time_out"),
+    Bad(lambda client: client.lock("a", keep=0), ValueError, "keep must be at least 0.001 seconds, or None"),
+    Bad(lambda client: client.lock("a", confirm_release="no"), TypeError, "confirm_release must be True or False"),
+    *(
+        Bad(lambda client, flag=flag, value=value: client.lock("a", **{flag: value}), TypeError, f"{flag} must be True")
+        for flag in ("fair", "fence", "queue", "confirm_release", "auto_renew")
+        for value in ("no", 1)
+    ),
+    Bad(lambda client: type(client).from_url(URL, confirm_release=None), TypeError, "confirm_release must be True"),
+    Bad(lambda client: type(client)(queue="no"), TypeError, "queue must be True"),
+    Bad(lambda client: type(client).from_url(URL, timeout=3), TypeError, "client.lock(name, timeout=...)"),
+    Bad(lambda client: type(client)(timeout=3), TypeError, "client.lock(name, timeout=...)"),
+    Bad(lambda client: type(client).from_url(URL, keep=3), TypeError, "client.lock(name, keep=...)"),
+    Bad(lambda client: type(client)(fair=True), TypeError, "client.lock(name, fair=...)"),
     Bad(lambda client: client.lock(), TypeError, "name"),
 ]
 

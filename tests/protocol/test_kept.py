@@ -174,7 +174,7 @@ def test_an_acquire_that_was_interrupted_is_forgotten(queues: LocalQueues, clock
 @pytest.mark.parametrize("reply", [Exception("NOPERM"), "connection lost", None])
 def test_a_subscription_that_fails_hears_nothing(reply: Any) -> None:
     queues = LocalQueues(contextlib.nullcontext())
-    subscription = Subscription(queues)
+    subscription = Subscription(queues, "server")
     subscription.set_result(reply)
     assert not queues.hears_recalls and not subscription.done()
     subscription.set_result([b"subscribe", queues.keep_channel, 1])

@@ -84,6 +84,26 @@ CHECKS = (
 
 def raise_at(step: int, files: Collection[str], call: Callable[[], Any], kind: type[BaseException] = Interrupt) -> bool:
     """Run `call`; raise at the n-th point in `files` where a signal handler could raise; returns whether it did."""
+    struck = False
+
+    def strike() -> None:
+        nonlocal struck
+        struck = True
+        raise kind
+
+    try:
+        call_at(step, files, call, strike)
+    except kind:
+        if not struck:  # an exception of the call's own
+            raise
+        return True
+    assert not struck, "the interrupt was swallowed"
+    return False
+
+
+def call_at(step: int, files: Collection[str], call: Callable[[], Any], handler: Callable[[], object]) -> bool:
+    """Run `call`; call the handler at the n-th point in `files` where one of a signal could run; returns whether it
+    was called."""
     left, last = step, (None, "")
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -99,7 +119,7 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any], kind: t
             left -= before[0] is frame and before[1].startswith(CHECKS) and frame.f_lineno is not None
             if left == 0:
                 left = -1
-                raise kind
+                handler()
         return trace
 
     previous = sys.gettrace()
@@ -108,13 +128,8 @@ def raise_at(step: int, files: Collection[str], call: Callable[[], Any], kind: t
     try:
         sys.settrace(trace)
         call()
-    except kind:
-        if left != -1:  # an exception of the call's own
-            raise
-        return True
     finally:
         sys.settrace(previous)
         last = (None, "")  # or frame and tracer would keep each other alive, and everything that was interrupted
         gc.enable()
-    assert left != -1, "the interrupt was swallowed"
-    return False
+    return left < 0

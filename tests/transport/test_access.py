@@ -365,6 +365,21 @@ async def test_a_user_that_may_not_release_is_warned_on_connect(
 
 
 @KINDS
+async def test_who_may_not_hear_recalls_keeps_nothing_and_is_told_once(
+    api: Api, server: Server, kind: str, set_user: SetUser, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = api.client(set_user("~*", *[f"+{command}" for command in [*NEEDED[kind].split(), "evalsha"]]))
+    lock = client.lock("a", keep=60, thread_local=False)
+    told = lambda: [each.getMessage() for each in caplog.records if "kept" in each.getMessage()]  # noqa: E731
+    for _ in range(20):
+        await api.get(lock.acquire())
+        await api.get(lock.release())
+        await until(api, told, "it is told")
+    (text,) = told()
+    assert "needs +subscribe and the channels &fastlock:keep:*" in text and client.get_stats()["kept_acquires"] == 0
+
+
+@KINDS
 async def test_a_lasting_refusal_is_logged_once_per_client(
     api: Api, server: Server, kind: str, probe: redis.Redis, set_user: SetUser, caplog: pytest.LogCaptureFixture
 ) -> None:
