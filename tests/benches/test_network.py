@@ -145,7 +145,9 @@ def test_bounds_are_round_trips() -> None:
     pair["kept"] = 3e5
     assert judged("pair", {1.0: pair}) == [(pytest.approx(1.11, abs=0.01), True), (2.25, True), (3e5, True)]
     assert judged("pair", {1.0: pair | {"unconfirmed": 800.0}}) == [(1.25, False), (2.0, True), (3e5, True)]
-    assert judged("pair", {5.0: pair}) == [(None, False), (2.25, True), (None, False)]
+    assert judged("pair", {5.0: pair}) == [(None, False), (2.25, True), (3e5, True)]
+    assert judged("pair", {1.0: pair, 5.0: {"round trip": 100.0, "redis-py": 90.0}})[1:] == [(None, False)] * 2
+    assert judged("pair", {1.0: pair, 5.0: pair | {"kept": 1e5}})[2] == (1e5, False)
     assert judged("tasks", {1.0: {"kept": 3e5}}) == [(3e5, False)]
     assert judged("hot", {1.0: {"round trip": 500.0, "fair": 450.0}}, hold_ms=1) == [(0.9, True)]
     assert judged("hot", {1.0: {"round trip": 500.0, "fair": 400.0}}, hold_ms=1) == [(0.8, False)]

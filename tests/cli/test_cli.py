@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -75,11 +76,13 @@ class TestInfo:
         assert about["server"]["server"] in ("valkey", "redis")
         assert about["url"] == url
         assert about["warnings"] == []
+        assert 0 < about["server"]["round_trip_us"] < 1e6
 
     def test_text(self, url: str) -> None:
         done = fastlock("info", "--url", url)
         assert (done.returncode, done.stderr) == (0, "")
         labels = [line.split()[0] for line in done.stdout.splitlines()]
+        assert re.search(r"^round trip +[0-9]+\.[0-9]{2} ms$", done.stdout, re.MULTILINE)
         assert labels[:7] == ["fastlock", "implementation", "python", "redis-py", "hiredis", "server", "capabilities"]
 
     def test_version_alone(self) -> None:

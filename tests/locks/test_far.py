@@ -10,6 +10,7 @@ from support.faultproxy import FaultProxy, delay
 
 from fastlock._protocol.local_queue import JOINS
 from fastlock._protocol.moments import FAR_SECONDS
+from fastlock._transport import waiting
 from fastlock.embedded import Server
 
 NEAR, FAR = FAR_SECONDS / 2, FAR_SECONDS * 5
@@ -62,3 +63,14 @@ async def test_a_server_is_far_once_replies_have_taken_long(api: Api, server: Se
         assert await api.get(lock.acquire())
         await api.get(lock.release())
     assert client._transport.queues.far() and client.get_stats()["round_trip_us"] >= 2e6 * FAR_SECONDS
+
+
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_a_far_server_is_not_polled_for_its_reply(api: Api, server: Server) -> None:
+    client = api.client(server.unix_url)
+    lock = client.lock(NAME)
+    assert await api.get(lock.acquire())
+    await api.get(lock.release())
+    for far in (False, True, False):
+        client._transport.queues.round_trip = FAR if far else NEAR
+        assert (waiting.spin_seconds(client._transport) == 0.0) is far

@@ -538,10 +538,12 @@ def test_the_outcome_of_an_undo_counts_where_it_was_sent_last() -> None:
     assert deferred == connection.later == [] and undo.stale == () and undo.reply is second
     for _ in range(2):
         second.connection_broke(transport, ONE)
-    assert connection.later == [] and deferred == [undo, undo] and undo.stale == (ONE,)
-    second.set_result([error(LOADING)] * 2)
-    second.connection_broke(transport, TWO)
-    assert [step for step, _ in connection.later] == [undo] and deferred == [undo, undo], "the second had its reply"
+    assert connection.later == [] and deferred == [undo] and undo.stale == (ONE,)
+    assert undo.reply is None, "or the two would keep the broken connection alive"
+    third = UndoReply(undo)
+    third.set_result([error(LOADING)] * 2)
+    third.connection_broke(transport, TWO)
+    assert [step for step, _ in connection.later] == [undo] and deferred == [undo], "the third had its reply"
 
 
 def test_an_undo_that_released_everything_is_done() -> None:

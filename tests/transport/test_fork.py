@@ -322,6 +322,35 @@ async def test_fork_with_a_command_in_flight(api: Api, proxy: FaultProxy, probe:
     await api.get(lock.release())
 
 
+@pytest.mark.usefixtures("by")
+async def test_fork_with_a_release_that_nobody_waits_for(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """It is the parent's to deliver: the child neither sends it nor counts on it, also as it closes the client."""
+    client = api.client(proxy.url, max_connections=1)
+    lock = client.lock(NAME, confirm_release=False)
+    assert await api.get(lock.acquire())
+    armed = proxy.arm(stall("request"), after=MARK, times=1)
+    await api.get(lock.release())
+    (connection,) = proxy.connections
+    await fired(api, lambda: proxy.wait_for(lambda proxy: connection.held and MARK in connection.requests))
+    before = len(connection.requests)
+
+    async def work() -> list[Any]:
+        acquired = await api.get(client.lock(NAME).acquire(blocking=False))
+        unconfirmed = dict(client._transport.unconfirmed)
+        await api.get(client.close())
+        return [acquired, len(unconfirmed), client.get_stats()["losses"]]
+
+    assert await in_child(api, work) == [False, 0, 0]
+    assert len(connection.requests) == before and not connection.dead and probe.exists(NAME)
+    armed.resume()
+    assert await api.get(lock.acquire())
+    await api.get(lock.release())
+    await api.get(client.close())
+    assert client.get_stats()["losses"] == 0
+
+
 @pytest.mark.parametrize("by", ["python"], indirect=True)  # a fork by C may hang where threads want the GIL
 async def test_fork_while_others_wait_for_a_lock(
     api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, by: None
