@@ -2,7 +2,8 @@
 command.
 
 The token of such a lease names the channel of its process from the start. Whoever then joins the server's queue, or
-looks, finds that token, marks it as contended and tells that channel, each time: the lease is recalled. A lease is kept
+looks, finds that token, marks it as contended and tells that channel, each time: the lease is recalled. So does a try
+of another process by a lock that keeps, which marks nothing. A lease is kept
 only while that channel is heard. As VMS, GFS2 and Lustre cache their locks. What is done here at each acquire and
 release stands in `local_queue.py`. Never here: sockets, who is next.
 """

@@ -1,8 +1,8 @@
 """The transport for threads: a small set of connections to one server, shared by the threads of a process.
 
 A caller gets an idle connection, or a new one, for itself; when all are busy it shares one of them
-(`sync_connection.py`). A thread in the
-background is there only to renew leases (`renewing.py`). Never here: decisions about locks, the content of frames.
+(`sync_connection.py`). Threads in the background renew leases (`renewing.py`) and hear recalls (`keeping.py`), and
+nothing else. Never here: decisions about locks, the content of frames.
 """
 
 from __future__ import annotations
