@@ -72,7 +72,7 @@ def libraries() -> Iterator[None]:
     except ImportError as error:
         if (error.name or "").startswith("fastlock"):
             raise
-        raise Refusal(f"a library is missing ({error}); in the clone, install it: pip install \".[bench]\"") from None
+        raise Refusal(f'a library is missing ({error}); in the clone, install it: pip install ".[bench]"') from None
 
 
 def load(page: bool, document: bool) -> None:

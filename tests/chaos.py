@@ -4,9 +4,10 @@
 
 Half of the workers wait in threads, half in asyncio (`support/callers.py`, `kind_callers.py`). The chaos picks actions
 at random: it kills workers, which are replaced, stops them for up to 1.5 s, or (`freeze`) beyond a lease that one
-holds, sends Ctrl-C and signals whose handlers raise, cuts connections at the server, makes it forget scripts, pause, or
-restart with its data or (`wipe`) without. `support/judge.py` lists what must hold; holders with a fence also write to
-the register (`register.py`). At the end all workers exit, and no key is left but counters of fences.
+holds, sends Ctrl-C and signals whose handlers raise, cuts connections at the server, makes it forget scripts, pause,
+stand still (`freeze_server`), or restart with its data or (`wipe`) without. All connections of fastlock's clients are
+cut at any byte of what passes (`support/cutter.py`). `support/judge.py` lists what must hold; holders with a fence also
+write to the register (`register.py`). At the end all workers exit, and no key is left but counters of fences.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from fastlock.embedded import Server
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # support/ is on the path of pytest, not of `python -m`
 
 from support.callers import ACTED, LONGEST, OVER, RIVAL, SHORTEST, WIPED, Caller, Plan, Worker
+from support.cutter import Cutter
 from support.event_log import Reader
 from support.judge import History, Judge, Size
 from support.kind_callers import (
@@ -58,7 +60,7 @@ CALLERS = 4  # of each worker
 ACTIONS_PER_SECOND = 10.0
 ACTIONS = {
     **{"kill": 2, "stop": 4, "interrupt": 4, "raise_in_handler": 8, "cut": 24, "cut_messages": 16, "flush": 6},
-    **{"pause": 2, "restart": 1, "wipe": 1},
+    **{"pause": 1, "freeze_server": 1, "restart": 1, "wipe": 1},
 }
 MILD = {"cut": 12, "cut_messages": 8, "flush": 3}  # beside a planted violation: actions on workers would excuse a lot
 SIZES = (2, 3, 5, None)  # to which semaphores are resized
@@ -128,7 +130,7 @@ class Chaos:
     """One run: workers, the actions on them, and what was observed."""
 
     def __init__(self, server: Server, plan: Plan, kind: Kind, processes: int, plant: str = "") -> None:
-        self.plan, self.kind, self.plant = plan, kind, plant
+        self.plan, self.kind, self.plant, self.server = plan, kind, plant, server
         self.rng = random.Random(f"{plan.seed}/hand")
         self.probe = redis.Redis.from_url(server.unix_url, client_name="hand")
         self.client = fastlock.Client.from_url(server.unix_url)
@@ -258,6 +260,13 @@ class Chaos:
         self.probe.ping()  # answered when the pause has ended
         self.history.pauses.append((start, now()))
 
+    def freeze_server(self) -> None:
+        start = now()
+        os.kill(self.server.pid, signal.SIGSTOP)
+        time.sleep(self.rng.uniform(0.02, LONGEST_PAUSE))
+        os.kill(self.server.pid, signal.SIGCONT)
+        self.history.pauses.append((start, now()))
+
     def resize(self) -> None:
         self.set_size(self.rng.randrange(self.plan.names), self.rng.choice(SIZES))
 
@@ -367,13 +376,17 @@ def run_chaos(
     redis.Redis.from_url(register.unix_url).flushall()
     with tempfile.TemporaryDirectory(prefix="fastlock-chaos-") as folder:
         writes, names = register.unix_url if kind.fenced else "", args.names or kind.names
-        plan = Plan(server.unix_url, Path(folder), args.seed, names, CALLERS, shortest=args.shortest, register=writes)
+        cutter = Cutter(server.path, args.seed)
+        plan = Plan(server.unix_url, Path(folder), args.seed, names, CALLERS, "", args.shortest, writes, cutter.url)
         chaos = Chaos(server, plan, kind, args.processes, args.plant)
         try:
-            return chaos, chaos.run(args.seconds, progress)
+            judge = chaos.run(args.seconds, progress)
+            chaos.counts["cut at a byte"] = cutter.cuts
+            return chaos, judge
         finally:
             for victim in chaos.workers:  # none, unless there was an error
                 victim.process.kill()
+            cutter.close()
 
 
 def play(args: argparse.Namespace, name: str) -> int:

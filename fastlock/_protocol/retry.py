@@ -174,6 +174,10 @@ def _recover(request: Request, error: Exception, retry: RetryState) -> Steps[Non
         load = RawCommands([script.load for script in commands.SCRIPTS])
         load.allowed_after_close, load.until = request.allowed_after_close, request.until
         answer = yield load
+        if isinstance(answer, ConnectionLost):  # with the scripts: that is no load, and the command was not executed
+            retry.loads -= 1
+            lost = ConnectionLost(answer.error, answer.retry_for, sent=False, final=answer.final)
+            yield Sleep(limited(retry.pause(lost, request.allowed_after_close), request.until, retry.clock))
         refused = answer[0] if type(answer) is list and isinstance(answer[0], Exception) else None
         if refused is not None and not errors.is_passing(refused):
             if not isinstance(request, Command) or request.opcode != Opcode.ACQUIRE_OR_RECALL:

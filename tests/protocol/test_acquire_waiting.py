@@ -414,6 +414,16 @@ def test_scripts_that_were_forgotten_are_loaded_for_the_queue(clock: Clock) -> N
     assert commands.ENTER_LUA.load in ran.requests[2].calls and ran.outcome is not None
 
 
+def test_a_connection_that_breaks_with_the_scripts_is_one_that_broke(clock: Clock) -> None:
+    """It is retried for as long as any, however often; and the command that waited for them was not executed."""
+    often = [error("NOSCRIPT x"), lost()] * (RELOADS + 1)
+    answers = [step if isinstance(step, steps.ConnectionLost) else [step] for step in often]
+    ran = run_steps(clock, acquire(blocking=True), OTHER, *answers, [error("NOSCRIPT x")], [b"sha"] * 7, GRANTED)
+    assert ran.outcome is not None and not any(request.maybe_executed for request in ran.requests)
+    over = run_steps(clock, acquire(blocking=True), OTHER, [error("NOSCRIPT x")], lost(final=True))
+    assert isinstance(over.raised, errors.ConnectionError)
+
+
 def test_forgotten_scripts_are_waited_for_no_longer_than_for_what_needs_them(clock: Clock) -> None:
     op = acquire(blocking=True, until=clock() + 5)
     ran = run_steps(clock, op, OTHER, [error("NOSCRIPT x")], After(5, Answer.DEADLINE_EXCEEDED))

@@ -57,6 +57,7 @@ class Plan:
     plant: str = ""  # the violation that this worker commits
     shortest: float = SHORTEST  # seconds of a lease
     register: str = ""  # URL of the server on which holders write by their fences
+    cut: str = ""  # URL by which clients of fastlock come to the server, over connections that are cut
 
 
 class Interrupted(Exception):
@@ -132,7 +133,7 @@ class Worker:
 
     def _threads(self) -> None:
         signal.signal(signal.SIGALRM, self.interrupt)
-        self.client = fastlock.Client.from_url(self.plan.url, max_connections=3)
+        self.client = fastlock.Client.from_url(self.plan.cut or self.plan.url, max_connections=3)
         self.rival = redis.Redis.from_url(self.plan.url, client_name=RIVAL)
         self._open_register(redis.Redis.from_url(self.plan.register or self.plan.url, client_name=RIVAL))
         drive(self._connected())
@@ -149,7 +150,7 @@ class Worker:
 
     async def _tasks(self) -> None:
         async with (
-            self.api.module.Client.from_url(self.plan.url) as self.client,
+            self.api.module.Client.from_url(self.plan.cut or self.plan.url) as self.client,
             redis.asyncio.Redis.from_url(self.plan.url, client_name=RIVAL) as self.rival,
             redis.asyncio.Redis.from_url(self.plan.register or self.plan.url, client_name=RIVAL) as writer,
             asyncio.TaskGroup() as group,
