@@ -312,7 +312,8 @@ def _benches(module: str) -> Any:
     try:
         return importlib.import_module(f"fastlock.benches.{module}")
     except ImportError as error:
-        raise Refusal(f"the benchmarks cannot be loaded ({error}); install fastlock[bench]") from None
+        how = 'in the clone, install what they need: pip install ".[bench]"'
+        raise Refusal(f"the benchmarks cannot be loaded ({error}); {how}") from None
 
 
 def _declare_flash_sale(parser: argparse.ArgumentParser) -> None:
