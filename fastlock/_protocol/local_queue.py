@@ -219,6 +219,7 @@ class LocalQueue:
     def note_confirmed(self, confirmation: Confirmation, remote_waiters: int, sent: float, end: float) -> None:
         """Note that a look, sent then, has confirmed a grant: it lasts until `end`, and so many other clients wait."""
         with self.queues.mutex:
+            self.queues.note_moment(True)  # also where the lease is released by now
             lease = confirmation.lease
             if lease._confirmation is not confirmation:
                 return  # the lease has ended, or its end was moved since
@@ -226,7 +227,6 @@ class LocalQueue:
             if lease._deadline != ENDED and lease._deadline < end:
                 lease._deadline = end
             lease._confirmation = None
-            self.queues.note_moment(True)
             if self.circulating is lease:
                 self.confirmed_at = sent
                 self.remote_waiters = remote_waiters > 0

@@ -15,7 +15,7 @@ import fastlock
 from fastlock._protocol import commands
 from fastlock._protocol.commands import token_matches
 from fastlock._protocol.local_queue import JOINS
-from fastlock._protocol.moments import MOST_MOMENT
+from fastlock._protocol.moments import LEAST_MOMENT, MOST_MOMENT
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters", "no_recheck")
@@ -73,6 +73,23 @@ async def test_a_lease_is_confirmed_though_its_client_does_nothing_else(
     await until(api, lambda: lock.lease.remaining > MOST_MOMENT, "the confirmation")
     assert lock.lease.valid and lock.lease._confirmation is None
     await api.get(lock.release())
+
+
+@two_servers
+async def test_who_was_too_slow_once_soon_gets_short_moments_again(
+    api: Api, server: Server, probe: redis.Redis
+) -> None:
+    """Also one whose leases are released before it reads that they were confirmed: else each process that is stopped
+    now and then would cost the others more and more."""
+    client, other = slow(api.client(server.unix_url)), api.client(server.unix_url)
+    for _ in range(1 + math.ceil(math.log2(MOST_MOMENT / LEAST_MOMENT))):  # the last confirmation may be unread
+        holder = await held(api, other)
+        lock, job = wait_with(api, client)
+        await queued(api, probe, 1)
+        await api.get(holder.release())
+        assert await job.get(SOON) is True
+        await api.get(lock.release())
+    assert client._transport.queues.moment == LEAST_MOMENT
 
 
 async def test_a_confirmation_that_is_lost_is_sent_again(
