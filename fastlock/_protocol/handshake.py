@@ -173,10 +173,10 @@ def warn_of_refused_recalls(endpoint: str, reply: Exception) -> bool:
 
 
 def warn_of_pending_undos(endpoint: str, names: Iterable[bytes]) -> None:
-    """Warn that a client was closed before the undos of these names could be sent."""
+    """Warn that a client ended before the server had answered what releases these names."""
     if names := sorted(set(names)):
         logging.getLogger("fastlock").warning(
-            "what an acquire may have left under %s stays until its lease ends: its client closed before %s undid it",
+            "%s may stay locked until the lease ends: the client ended before %s had answered what releases it",
             ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else ""),
             endpoint,
         )

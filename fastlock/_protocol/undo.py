@@ -98,7 +98,7 @@ class UnconfirmedRelease(Undo):
     ends by itself.
     """
 
-    __slots__ = ("_call", "_clock", "_end", "_told", "lease", "on_lost", "sends")
+    __slots__ = ("_call", "_clock", "_told", "end", "lease", "on_lost", "sends")
     purpose = Purpose("release a lock", (commands.HAND_OVER_LUA,))
 
     def __init__(
@@ -114,7 +114,7 @@ class UnconfirmedRelease(Undo):
         self.on_lost = on_lost  # called with the lease, if it was lost
         self.sends = 0
         self._call = commands.hand_over(lease._key, lease._raw_token)
-        self._end = end
+        self.end = end  # when the lease ends
         self._clock = clock
         self._told = told
 
@@ -122,7 +122,7 @@ class UnconfirmedRelease(Undo):
         return self
 
     def commands(self, capabilities: frozenset[str], again: bool) -> list[commands.RawCommand]:
-        if self.sends and self._clock() >= self._end:
+        if self.sends and self._clock() >= self.end:
             return [(b"PING",)]
         self.sends += 1
         return [*commands.script_of(self._call).loads, self._call] if again else [self._call]
@@ -147,7 +147,7 @@ class KeptRelease(UnconfirmedRelease):
 
     def commands(self, capabilities: frozenset[str], again: bool) -> list[commands.RawCommand]:
         # Nobody held it, so that it is not lost, however late this is sent
-        return [(b"PING",)] if self._clock() >= self._end else super().commands(capabilities, again)
+        return [(b"PING",)] if self._clock() >= self.end else super().commands(capabilities, again)
 
     def given_up(self) -> None:
         super().given_up()

@@ -6,13 +6,12 @@ Never here: decisions about locks, the content of frames.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import math
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -42,21 +41,21 @@ from fastlock._protocol.steps import (
 )
 from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import Broken, NoReply, broken, by_handler
+from fastlock._transport.aio_closing import TRANSPORTS, AsyncClosing, at_end
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.aio_keeping import AsyncKeeping, KeepTimer
-from fastlock._transport.aio_undos import AsyncUndos
 from fastlock._transport.internals import Wakeup, running_loop
 from fastlock._transport.renewing import AsyncLost, RenewalTimer, task_ends
 from fastlock._transport.settings import Settings
 from fastlock._transport.sockets import tune_socket
 from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock._transport.wakeups import WakeupQueue
-from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, removed
+from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS
 
 T = TypeVar("T")
 
 
-class AsyncTransport(AsyncUndos, AsyncKeeping):
+class AsyncTransport(AsyncClosing, AsyncKeeping):
     """The connection of one client, and how its tasks wait."""
 
     def __init__(self, settings: Settings, impl: ModuleType) -> None:
@@ -68,7 +67,7 @@ class AsyncTransport(AsyncUndos, AsyncKeeping):
         # Whether there ever was a connection: before the first one an error is a wrong setting, not an outage
         self.ever_connected = False
         self._start()
-        _TRANSPORTS.add(self)
+        TRANSPORTS.add(self)
 
     def _start(self) -> None:
         self.pending_undos: list[UndoDelivery] = []
@@ -129,30 +128,10 @@ class AsyncTransport(AsyncUndos, AsyncKeeping):
                     )
                 self._forget_loop()
             self.loop, self.wakeups = loop, WakeupQueue(loop)
-            self._loop_end = _at_end(weakref.ref(self))
+            self._loop_end = at_end(weakref.ref(self))
             with contextlib.suppress(StopIteration):
                 self._loop_end.asend(None).send(None)  # to its `yield`, where it waits for the loop's end
             self._renewal_timer.restart()
-
-    async def leave_loop(self) -> None:
-        """The loop is about to end: send the pending undos and close the connection, as nothing else would."""
-        self._loop_end = None
-        self._renewal_timer.stop()
-        self._keep_timer.stop()
-        self.release_kept(self.queues.recalls_heard(False))
-        ended = EOFError("its event loop ends")
-        try:
-            await self._flush_undos()
-        finally:
-            if self.connection is not None and self.connection.error is None:
-                await self._end_connection(self.connection, ended)
-        if self.pending_undos and self.ever_connected:  # that broke with a release in flight that nobody waited for
-            try:
-                connecting = self._connect(asyncio.get_running_loop(), last=True)
-                await self._end_connection(await asyncio.wait_for(connecting, CLOSE_SECONDS), ended)
-            except Exception as error:  # also from a credential provider: the undos stay pending
-                if by_handler(error):
-                    raise
 
     def _forget_loop(self) -> None:
         """The loop was closed: drop its waiters and its connection. Leases and pending undos stay."""
@@ -168,13 +147,6 @@ class AsyncTransport(AsyncUndos, AsyncKeeping):
         self.release_kept(self.queues.recalls_heard(False))
         self.queues.forget_waiters()
         self._new_queues()
-
-    def _stop_watching_loop(self) -> None:
-        """Close the generator that waits for the loop's end."""
-        end, self._loop_end = self._loop_end, None
-        if end is not None:
-            with contextlib.suppress(StopIteration, RuntimeError):  # RuntimeError: it runs already
-                end.aclose().send(None)
 
     async def release(
         self,
@@ -203,11 +175,6 @@ class AsyncTransport(AsyncUndos, AsyncKeeping):
             raise
         finally:
             self.release_ended()
-
-    async def flush_if_closed(self) -> None:
-        """If the client is closed, send its pending undos at once: nothing else would."""
-        if self.closed:
-            await self._flush_after_close(asyncio.get_running_loop())
 
     async def run(self, op: Operation[T], answer: object = Answer.NOT_ASKED) -> T:
         """Carry out an operation; returns its outcome, raises its errors. answer: from which to go on, as of
@@ -526,128 +493,6 @@ class AsyncTransport(AsyncUndos, AsyncKeeping):
         if self.pending_undos and connection.session is not None:
             self._reconnect()
 
-    async def close(self) -> None:
-        """End the connection, after what is in flight was answered (1 second at most), and send the pending undos (1 or
-        2 seconds more, where the server does not answer). Waiters get ClientClosedError."""
-        check()
-        loop = asyncio.get_running_loop()
-        if self.loop is not None:
-            self._bind(loop)  # raises if the client belongs to another loop
-        try:
-            if self.loop is not None:
-                await asyncio.sleep(0)  # lets a release begin whose task was just created
-                self.queues.ended = True
-                self.release_kept(self.queues.recalls_heard(False))
-                await self._flush_undos()
-        finally:
-            await self._shut()
-            await self._flush_after_close(loop)
-
-    async def _flush_after_close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send the pending undos of a closed client, as nothing else would."""
-        self._undelay()
-        while self.pending_undos and self.ever_connected:
-            pending = list(self.pending_undos)
-            try:
-                connection = await asyncio.wait_for(self._connect(loop, last=True), CLOSE_SECONDS)
-                await self._end_connection(connection, errors.ClientClosedError("this client was closed"))
-            except Exception as error:  # also from a credential provider
-                if by_handler(error):
-                    raise
-            left = [delivery for delivery in pending if removed(self.pending_undos, delivery)]
-            handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
-
-    async def _end_connection(self, connection: AsyncConnection, error: Exception) -> None:
-        """End a connection, after all that is in flight was answered."""
-        try:
-            await connection.drain()
-        finally:
-            if self.connection is connection:
-                self.connection = self.open_stream = None
-            connection.fail(error)
-        await asyncio.sleep(0)  # asyncio's transport closes its socket in the next tick
-
-    async def _shut(self) -> None:
-        self.closed, self.open_stream = True, None
-        self._stop_watching_loop()
-        self._renewal_timer.stop()
-        self._keep_timer.stop()
-        connection, connecting = self.connection, self._connecting
-        if connecting is not None:
-            connecting.cancel()
-        for wakeup in list(self._sleeping):
-            wakeup(None)
-        self.wake_waiters()
-        until = now() + CLOSE_SECONDS
-        if connection is not None:
-            await self._await_waiters(connection, until)
-        if connecting is not None:
-            await asyncio.wait([connecting], timeout=CLOSE_SECONDS)
-            await asyncio.sleep(0)  # as in `_end_connection`
-        if connection is not None:
-            await self._end_connection(connection, errors.ClientClosedError("this client was closed"))
-        await self._renewal_timer.join(CLOSE_SECONDS)
-        self.cancel_shared_timeouts()
-
-    def wake_waiters(self) -> None:
-        """Wake all waiters, to check again whether they are to wait."""
-        self.queues.wake_all()
-
-    async def _await_waiters(self, connection: AsyncConnection, until: float) -> None:
-        """Wait until tasks have nothing to send any more: waiters have left the server's queues, releases have handed
-        over, and tasks that got an answer have run again."""
-        self.queues.on_empty = self._no_longer_busy
-        while connection.error is None and now() < until:
-            if self.queues.by_entry or self.releases > 0:
-                wakeup = Wakeup().arm(self.wakeups)
-                self._closing.append(wakeup)
-                timer = connection.loop.call_later(until - now(), wakeup, None)
-                try:
-                    await wakeup
-                finally:
-                    timer.cancel()
-                    self._closing.remove(wakeup)
-            elif self.wakeups.due:
-                await asyncio.sleep(0)  # lets the tasks run that are to be woken
-            else:
-                break
-
-    def _no_longer_busy(self) -> None:
-        """End the wait of `close`: nobody waits at the server any more, or a release has ended."""
-        for wakeup in list(self._closing):
-            wakeup(None)
-
-    def release_ended(self) -> None:
-        """One of the releases that are counted in `releases` has ended."""
-        self.releases -= 1
-        self._no_longer_busy()
-
-    def cancel_shared_timeouts(self) -> None:
-        """Leave no timer to the loop, when nobody waits any more."""
-        for timeout in self.shared_timeouts.values():
-            timeout.cancel()
-
-    def close_collected(self) -> None:
-        """The client was collected, in whatever thread: have its loop close the connection."""
-        check()
-        connection, self.closed, self.open_stream = self.connection, True, None
-        self._stop_watching_loop()
-        if connection is None or connection.error is not None:
-            return
-        error = errors.ClientClosedError("nobody holds this client")
-        if connection.loop.is_closed():
-            connection.fail(error)
-        end = self._end_keeping if self.queues.kept else connection.fail
-        with contextlib.suppress(RuntimeError):  # the loop was closed
-            connection.loop.call_soon_threadsafe(end, error)
-
-    def _end_keeping(self, error: Exception) -> None:
-        """Release what a client kept that was collected, and end its connection then."""
-        self.release_kept(self.queues.recalls_heard(False))
-        if self.connection is not None:
-            ending = self._end_connection(self.connection, error)
-            self._ending = self.connection.loop.create_task(ending, name="fastlock: end")  # or it might be collected
-
     def forget_parent(self) -> None:
         """In a forked child: start without the parent's connection, pending undos and loop; nothing is sent on the
         parent's socket."""
@@ -662,32 +507,9 @@ class AsyncTransport(AsyncUndos, AsyncKeeping):
         self._start()
 
 
-async def _at_end(transport: weakref.ref[AsyncTransport]) -> AsyncGenerator[None, None]:
-    """Calls `leave_loop` when the loop is about to end. A loop then closes the asynchronous generators that began in
-    it, under asyncio.run and all that work alike: there is no other notice while commands can still be sent."""
-    try:
-        yield
-    finally:
-        found = transport()
-        if found is not None and found._loop_end is not None:
-            await found.leave_loop()
-
-
-_TRANSPORTS: weakref.WeakSet[AsyncTransport] = weakref.WeakSet()
-
-
 def _forget_parent() -> None:
-    for transport in list(_TRANSPORTS):
+    for transport in list(TRANSPORTS):
         transport.forget_parent()
 
 
-def _close_leftovers() -> None:
-    """As the interpreter ends, close the connections whose loop was closed: nothing else closes them."""
-    check()
-    for transport in list(_TRANSPORTS):
-        if transport.connection is not None and transport.connection.loop.is_closed():
-            transport.close_collected()
-
-
 at_fork(_forget_parent)
-atexit.register(_close_leftovers)

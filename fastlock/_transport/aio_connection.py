@@ -25,7 +25,7 @@ from fastlock._transport.internals import Wakeup, abort, reads_at_once
 from fastlock._transport.posted import Posted
 from fastlock._transport.settings import Settings
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
-from fastlock._transport.writing import CLOSE_SECONDS, compile_templates, write_request, write_undo
+from fastlock._transport.writing import compile_templates, write_request, write_undo
 
 if TYPE_CHECKING:
     from fastlock._transport.aio import AsyncTransport
@@ -284,10 +284,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._watch = None
         self.in_flight.clear()
 
-    async def drain(self) -> None:
+    async def drain(self, until: float) -> None:
         """Wait for all replies in flight, also those to undos: a server does not read the commands that are left on a
         connection that was closed."""
-        until = now() + CLOSE_SECONDS
         # An undo that is refused may be sent again, behind the PING: so this repeats
         while self.stream.pending and self.error is None and now() < until:
             ping = RawCommands([(b"PING",)])

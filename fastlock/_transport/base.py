@@ -28,6 +28,7 @@ from fastlock._transport.parker import Parking
 from fastlock._transport.posted import PostedRelease
 from fastlock._transport.settings import Settings
 from fastlock._transport.undo_delivery import UndoDelivery
+from fastlock._transport.writing import CLOSE_SECONDS
 
 MOST_UNREAD = 64  # replies that may lie unread on a connection over which releases go that nobody waits for
 MOST_RESENT = 1000  # releases whose tokens are remembered, for acquires that were sent before their answers came
@@ -150,6 +151,18 @@ class Transport:
         warn_of_loss(unconfirmed.lease.name, "release")
         if unconfirmed.on_lost is not None:
             self.call_apart(unconfirmed.on_lost, unconfirmed.lease)
+
+    def unheard(self) -> list[UnconfirmedRelease]:
+        """The releases that nobody waited for, of which it is not known yet what became of them."""
+        undos = [each.undo for each in list(self.unconfirmed.values())]
+        return [undo for undo in undos if type(undo) is UnconfirmedRelease]
+
+    def delivery_end(self) -> float:
+        """Until when a client that ends tries to deliver what is owed: a second; releases that callers count on, as if
+        they were waited for."""
+        time = now()
+        latest = max([each.end for each in self.unheard()], default=0.0)
+        return max(time + CLOSE_SECONDS, min(latest, time + self.settings.reply_timeout))
 
     def prepare_to_keep(self, key: bytes) -> None:
         """A lock that keeps its leases asks the server for this name: release one that is kept and does not last, and

@@ -7,8 +7,6 @@ nothing else. Never here: decisions about locks, the content of frames.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import math
 import threading
 import time
@@ -44,6 +42,7 @@ from fastlock._protocol.undo import SETTLE_TRIES, UnconfirmedRelease, Undo
 from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import Broken, NoReply, UnsolicitedData, by_handler
 from fastlock._transport import waiting
+from fastlock._transport.closing import TRANSPORTS, SyncClosing, end_all
 from fastlock._transport.keeping import KeepThread, SyncKeeping
 from fastlock._transport.owners import ThreadOwner
 from fastlock._transport.parker import Parking
@@ -62,7 +61,7 @@ _WITHIN = (
 )
 
 
-class SyncTransport(SyncKeeping):
+class SyncTransport(SyncKeeping, SyncClosing):
     """The connections of one client, and how its threads wait."""
 
     def __init__(self, settings: Settings, impl: ModuleType) -> None:
@@ -75,7 +74,7 @@ class SyncTransport(SyncKeeping):
         # Whether there ever was a connection: before the first one an error is a wrong setting, not an outage
         self.ever_connected = False
         self._start()
-        _TRANSPORTS.add(self)
+        TRANSPORTS.add(self)
 
     def _start(self) -> None:
         self.pending_undos: list[UndoDelivery] = []
@@ -94,7 +93,7 @@ class SyncTransport(SyncKeeping):
         self.stats = Stats()
         self.renewals = Renewals(self.stats)
         self._renewal_thread = RenewalThread(self)
-        self._keep_thread = KeepThread(self, _at_exit)
+        self._keep_thread = KeepThread(self, end_all)
         self.turn_end = self.taken_at = 0.0
         self._queue_mutex: Any = self.impl.Mutex()
         self.queues = LocalQueues(self._queue_mutex, self.stats)
@@ -560,77 +559,6 @@ class SyncTransport(SyncKeeping):
     def tell_lost(self, renewal: Renewal) -> None:
         call_on_lost(renewal)
 
-    def close(self) -> None:
-        """End all connections, after what is in flight was answered (1 second at most), and send the pending undos (1
-        or 2 seconds more, where the server does not answer). Waiters get ClientClosedError."""
-        check()
-        self.queues.ended = True
-        try:
-            self.release_kept(self.queues.recalls_heard(False))
-            self.flush_pending_undos()
-        finally:
-            try:
-                self._end_connections()
-            finally:
-                self._ended = True
-                self._renewal_thread.wake()  # to end
-                self._keep_thread.stop()
-            self.flush_after_close()
-            self._await_apart()
-
-    def flush_after_close(self) -> None:
-        """Send the pending undos of a closed client, in the thread that left them: the client will have no other
-        connection over which they could go."""
-        while self.pending_undos and self._ended and self.ever_connected:
-            pending, connection = list(self.pending_undos), None
-            try:
-                connection = Connection(self, replace(self.settings, connect_timeout=CLOSE_SECONDS))
-                connection.last = True
-                self.flush_undos_over(connection)
-                connection.drain(now() + CLOSE_SECONDS)
-            except Exception as error:  # also from a credential provider
-                if by_handler(error):
-                    raise
-            finally:
-                if connection is not None:
-                    connection.fail(errors.ClientClosedError("this client was closed"))
-            with self._mutex:
-                left = [delivery for delivery in pending if removed(self.pending_undos, delivery)]
-            handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
-
-    def _end_connections(self) -> None:
-        with self._mutex:
-            try:
-                self._closing.release()
-            except RuntimeError as error:  # closed before, or a thread was interrupted in closing it
-                if by_handler(error):
-                    raise
-            self.closed = True
-            connections = list(self.connections)
-            self.idle.clear()
-        self._changed.tell()
-        self.wake_waiters()
-        until = now() + CLOSE_SECONDS
-        self._await_waiters(until)
-        for connection in connections:
-            connection.drain(until)
-            connection.fail(errors.ClientClosedError("this client was closed"))
-        self.queues.drop_connections()
-
-    def wake_waiters(self) -> None:
-        """Wake all waiters, to check again whether they are to wait."""
-        self.queues.wake_all()
-        for connection in list(self.connections):
-            if connection.subscribed:  # a woken waiter may still be reading there: the reply to this wakes it
-                connection.post(UndoDelivery(Undo([], [])))
-
-    def _await_waiters(self, until: float) -> None:
-        """Wait until this client's entries have left the server's queues: each waiter leaves as it wakes."""
-        self.queues.on_empty = self._changed.tell
-        while self.queues.by_entry and now() < until:
-            wake = self._changed.expect()
-            self._changed.wait(wake, until - now() if self.queues.by_entry else 0.0)
-
     def forget_parent(self) -> None:
         """In a forked child: start without the parent's connections, pending undos and mutexes; nothing is sent on
         the parent's sockets."""
@@ -642,50 +570,9 @@ class SyncTransport(SyncKeeping):
             self._closing.release()
 
 
-_TRANSPORTS: weakref.WeakSet[SyncTransport] = weakref.WeakSet()
-
-
 def _forget_parent() -> None:
-    for transport in list(_TRANSPORTS):
+    for transport in list(TRANSPORTS):
         transport.forget_parent()
 
 
-def _at_exit() -> None:
-    """As the interpreter ends, send the pending undos of all clients that still live, while Python runs. Idle
-    connections are closed here, as objects are collected in no order now: a socket may go before its connection."""
-    check()
-    until = now() + CLOSE_SECONDS
-    raised: BaseException | None = None
-    for transport in list(_TRANSPORTS):
-        try:
-            _end(transport, until)
-        except BaseException as error:  # raised by a signal handler, which must not cost any client its undos
-            raised = error
-            _end(transport, until)
-    if raised is not None:
-        raise raised
-
-
-def _end(transport: SyncTransport, until: float) -> None:
-    if not transport.closed:
-        # A credential provider may raise, which must not cost the other clients their undos
-        with contextlib.suppress(Exception):
-            transport.release_kept(transport.queues.recalls_heard(False))
-            transport.flush_pending_undos()
-    for connection in list(transport.connections):
-        connection.drain(until)
-    if transport.pending_undos and not transport.closed:  # one broke with a release in flight that nobody waited for
-        with contextlib.suppress(Exception):
-            transport.flush_pending_undos()
-        for connection in list(transport.connections):
-            connection.drain(now() + CLOSE_SECONDS)
-        left = [name for each in transport.pending_undos for name in each.undo.names]
-        handshake.warn_of_pending_undos(transport.endpoint, left)
-    transport._await_apart()
-    for connection in list(transport.idle):
-        if removed(transport.idle, connection):
-            connection.fail(EOFError("the process ends"))
-
-
 at_fork(_forget_parent)
-atexit.register(_at_exit)

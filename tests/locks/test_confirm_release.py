@@ -4,6 +4,7 @@ acquire of the name by the same client, and what becomes of it is told.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -20,6 +21,7 @@ from support.faultproxy import FaultProxy, stall, swallow
 import fastlock
 import fastlock.asyncio
 from fastlock._protocol import batch, commands
+from fastlock._transport import aio_closing, base, closing
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.base import MOST_UNREAD
 from fastlock._transport.sync_connection import Connection
@@ -211,6 +213,138 @@ async def test_closing_delivers_it(api: Api, proxy: FaultProxy, probe: redis.Red
     proxy.cut()
     await api.get(client.close())
     assert not probe.exists(NAME)
+
+
+async def closing_meanwhile(api: Api, client: Any) -> Any:
+    """A job that closes the client, as soon as that has begun."""
+    job = api.start(client.close)
+    await until(api, lambda: client._transport.queues.ended, "it closes")
+    return job
+
+
+@one_server
+async def test_closing_tries_again_while_the_server_is_away(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = api.client(proxy.url, confirm_release=False)
+    lock, tries = client.lock(NAME), []
+
+    def back_at_the_third(failures: int) -> float:
+        tries.append(failures)
+        if failures == 2:
+            proxy.admit()
+        return 0.0
+
+    for module in (closing, aio_closing):
+        monkeypatch.setattr(module, "backoff", back_at_the_third)
+    await api.enter(lock)
+    armed = proxy.arm(stall("request"), command="EVALSHA", times=1)
+    await api.leave(lock)
+    await until(api, lambda: armed.fired, "the release")
+    proxy.refuse()
+    proxy.cut()
+    await api.get(client.close())
+    assert not probe.exists(NAME) and tries == [1, 2]
+
+
+@one_server
+async def test_closing_waits_for_a_server_that_hangs_as_for_any_release(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For `reply_timeout`, not only as long as for what nobody counts on."""
+    for module in (base, closing, aio_closing):
+        monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
+    client = api.client(proxy.url, confirm_release=False)
+    lock, ended = client.lock(NAME), threading.Event()
+    await api.enter(lock)
+    armed = proxy.arm(stall("request"), command="EVALSHA", times=1)
+    await api.leave(lock)
+    await until(api, lambda: armed.fired, "the release")
+    job = await closing_meanwhile(api, client)
+    timer = threading.Timer(0.1, ended.set)  # what is tested: that it takes longer than CLOSE_SECONDS
+    timer.start()
+    await until(api, ended.is_set, "more than CLOSE_SECONDS")
+    assert not job.finished.is_set()
+    armed.resume()
+    await job.get(SOON)
+    assert not probe.exists(NAME)
+
+
+async def test_closing_tries_again_while_the_server_is_read_only(api: Api, server: Server, probe: redis.Redis) -> None:
+    """As in a failover."""
+    client = api.client(server.unix_url, confirm_release=False)
+    lock = client.lock(NAME)
+    await api.enter(lock)
+
+    def sent() -> int:
+        return int(probe.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+    before = sent()
+    probe.replicaof("127.0.0.1", 1)
+    try:
+        await api.leave(lock)
+        job = await closing_meanwhile(api, client)
+        await until(api, lambda: sent() > before + 2, "it tries again")
+    finally:
+        probe.replicaof("NO", "ONE")
+    await job.get(SOON)
+    assert not probe.exists(NAME)
+
+
+@one_server
+async def test_a_process_that_cannot_deliver_it_says_so(proxy: FaultProxy, probe: redis.Redis, impl: str) -> None:
+    """The server hangs as the interpreter ends."""
+    code = """
+client = fastlock.Client.from_url(os.environ["SERVER"], confirm_release=False, reply_timeout=1)
+lock = client.lock("sku")
+lock.acquire()
+input()
+lock.release()
+"""
+    environment = {**os.environ, "SERVER": proxy.url, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", "import os, fastlock\n" + code],
+        env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        while not probe.exists(NAME):
+            assert process.poll() is None
+        armed = proxy.arm(stall("request"), command="EVALSHA")
+        _, said = process.communicate("\n", timeout=50)
+        armed.resume()
+    assert process.returncode == 0 and "b'sku' may stay locked until the lease ends" in said
+
+
+MEANWHILE = {
+    "the scripts are lost": lambda probe: probe.script_flush(),
+    "the connection breaks": lambda probe: probe.client_kill_filter(_type="normal", skipme=True),
+}
+
+
+@one_server
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("what", MEANWHILE)
+async def test_a_client_that_is_dropped_as_its_loop_ends_delivers_it(
+    api: Api, server: Server, probe: redis.Redis, what: str
+) -> None:
+    async def main() -> None:
+        client = fastlock.asyncio.Client.from_url(server.unix_url, confirm_release=False)  # gone as this returns
+        async with client.lock("other"):
+            pass
+        async with client.lock(NAME):
+            MEANWHILE[what](probe)
+
+    await asyncio.to_thread(asyncio.run, main())
+    assert not probe.exists(NAME) and not aio_closing._OWING
+
+
+@one_server
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+async def test_a_client_that_is_dropped_delivers_it(api: Api, server: Server, probe: redis.Redis) -> None:
+    client = fastlock.asyncio.Client.from_url(server.unix_url, confirm_release=False)
+    async with client.lock(NAME):
+        probe.script_flush()
+    del client
+    await until(api, lambda: not probe.exists(NAME) and not aio_closing._OWING, "the release")
 
 
 PROGRAMS = {

@@ -33,7 +33,8 @@ from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
 from fastlock._protocol import local_queue
-from fastlock._transport import aio, internals, sync
+from fastlock._transport import aio, aio_closing, internals
+from fastlock._transport import closing as sync_closing
 from fastlock._transport.sync_connection import Connection
 from fastlock.embedded import Server
 
@@ -381,7 +382,7 @@ async def test_client_that_closes_leaves_the_queue(
     strict: int,
 ) -> None:
     """It leaves at once, not when CLOSE_SECONDS are over; also if a grant message for it is lost."""
-    for module in (sync, aio):
+    for module in (sync_closing, aio_closing):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 2 * SOON)
     closing, staying = api.client(proxy.url), api.client(server.unix_url)
     holder = await held(api, api.client(server.unix_url))

@@ -24,7 +24,7 @@ from support.tls import Authority, TlsFront
 
 import fastlock
 from fastlock._protocol.undo import Undo
-from fastlock._transport import aio, sync
+from fastlock._transport import aio_closing, closing, sync
 from fastlock._transport.sync_connection import Connection
 from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock._transport.writing import write_undo
@@ -126,7 +126,7 @@ async def test_undos_that_fail_on_closing_are_logged(
     proxy.cut()
     await api.get(client.close())
     (record,) = caplog.records
-    assert record.levelname == "WARNING" and "under b'sku:1', b'sku:2' stays until" in record.getMessage()
+    assert record.levelname == "WARNING" and "b'sku:1', b'sku:2' may stay locked until" in record.getMessage()
     assert proxy.url.removeprefix("unix://").partition("?")[0] in record.getMessage(), "the warning names the server"
 
 
@@ -202,7 +202,7 @@ async def test_undos_refused_on_closing_are_logged(
     await api.get(client.close())
     server_config(min_replicas_to_write="0")
     (record,) = caplog.records
-    assert "under b'sku' stays until" in record.getMessage() and probe.delete(NAME) == 1
+    assert "b'sku' may stay locked until" in record.getMessage() and probe.delete(NAME) == 1
 
 
 @threads_only
@@ -272,7 +272,7 @@ async def test_closing_waits_for_a_connection_that_is_being_made(api: Api, proxy
 @pytest.mark.parametrize("api", ["asyncio"], indirect=True)
 async def test_two_closings_at_once_end_as_one_does(api: Api, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both wait for the same waiter to leave the server's queue; when it has, neither waits for its time to be over."""
-    monkeypatch.setattr(aio, "CLOSE_SECONDS", 3600.0)
+    monkeypatch.setattr(aio_closing, "CLOSE_SECONDS", 3600.0)
     others, client = api.client(server.unix_url), api.client(server.unix_url)
     async with others.lock("sku", timeout=30):
         waiter = asyncio.create_task(client.lock("sku", timeout=30).acquire())
@@ -289,7 +289,7 @@ async def test_an_interrupt_at_exit_costs_no_client_its_undos(
 ) -> None:
     clients = [api.client(server.unix_url) for _ in range(3)]
     mine = [client._transport for client in clients]
-    monkeypatch.setattr(sync, "_TRANSPORTS", mine)
+    monkeypatch.setattr(closing, "TRANSPORTS", mine)
     flushed: list[Any] = []
 
     def flush(transport: Any) -> None:
@@ -299,7 +299,7 @@ async def test_an_interrupt_at_exit_costs_no_client_its_undos(
 
     monkeypatch.setattr(sync.SyncTransport, "flush_pending_undos", flush)
     with pytest.raises(SystemExit):
-        sync._at_exit()
+        closing.end_all()
     assert flushed == [mine[0], *mine]
 
 

@@ -1,0 +1,262 @@
+"""How a client for asyncio ends, by `close`, with its event loop, or as it is collected: what is in flight is answered,
+and what is owed is delivered, which is tried again for as long as `Transport.delivery_end` says.
+
+Never here: what is owed, and whether it is tried again (`_protocol/undo.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import weakref
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+from fastlock import _errors as errors
+from fastlock._fork import check
+from fastlock._protocol import handshake
+from fastlock._protocol.lease import now
+from fastlock._protocol.steps import backoff
+from fastlock._stream_errors import by_handler
+from fastlock._transport.aio_connection import AsyncConnection
+from fastlock._transport.aio_keeping import KeepTimer
+from fastlock._transport.aio_undos import AsyncUndos
+from fastlock._transport.internals import Wakeup
+from fastlock._transport.renewing import RenewalTimer
+from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, removed
+
+
+class AsyncClosing(AsyncUndos):
+    """How an `AsyncTransport` ends."""
+
+    wakeups: Any
+    releases: int  # releases under way that take more than one command
+    _closing: list[Wakeup]  # what each `close` that is under way awaits
+    _connecting: asyncio.Task[AsyncConnection] | None
+    _ending: asyncio.Task[None] | None  # that ends the connection of a client that was collected
+    _keep_timer: KeepTimer
+    _loop_end: Any  # a generator that the loop closes when it ends: see `at_end`
+    _renewal_timer: RenewalTimer
+    _sleeping: set[Wakeup]
+
+    def _bind(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        raise NotImplementedError
+
+    def _connect(self, loop: asyncio.AbstractEventLoop, last: bool = False) -> Coroutine[Any, Any, AsyncConnection]:
+        raise NotImplementedError
+
+    def forget_parent(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """End the connection, after what is in flight was answered, and send the pending undos: 1 or 2 seconds where
+        the server does not answer, and where releases are among it that nobody waited for, up to `reply_timeout`.
+        Waiters get ClientClosedError."""
+        check()
+        loop = asyncio.get_running_loop()
+        if self.loop is not None:
+            self._bind(loop)  # raises if the client belongs to another loop
+        end = 0.0
+        try:
+            if self.loop is not None:
+                await asyncio.sleep(0)  # lets a release begin whose task was just created
+                self.queues.ended = True
+                end = self.delivery_end()
+                self.release_kept(self.queues.recalls_heard(False))
+                await self._flush_undos()
+        finally:
+            await self._shut(end)
+            await self._flush_after_close(end)
+
+    async def _flush_after_close(self, end: float = 0.0) -> None:
+        """Send the pending undos of a closed client, as nothing else would. It is tried again until `end`, or as
+        `delivery_end` says."""
+        self._undelay()
+        if self.pending_undos and self.ever_connected:
+            await self._deliver(errors.ClientClosedError("this client was closed"), max(end, self.delivery_end()))
+            left = [each for each in list(self.pending_undos) if removed(self.pending_undos, each)]
+            handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
+
+    async def flush_if_closed(self) -> None:
+        """If the client is closed, send its pending undos at once: nothing else would."""
+        if self.closed:
+            await self._flush_after_close()
+
+    async def _deliver(self, ended: Exception, end: float) -> None:
+        """Send the pending undos over connections for them alone, until all are answered, or until `end`."""
+        failures = 0
+        while self.pending_undos:
+            try:
+                connecting = self._connect(asyncio.get_running_loop(), last=True)
+                await self._end_connection(await asyncio.wait_for(connecting, CLOSE_SECONDS), ended, end)
+            except Exception as error:
+                if by_handler(error):
+                    raise
+                if not isinstance(error, (*CONNECT_ERRORS, TimeoutError)):  # a credential provider's
+                    return
+            self._undelay()
+            failures += 1
+            if not self.pending_undos or now() >= end:
+                return
+            await asyncio.sleep(max(0.0, min(backoff(failures), end - now())))
+
+    async def _end_connection(self, connection: AsyncConnection, error: Exception, end: float = 0.0) -> None:
+        """End a connection, after all that is in flight was answered, or at `end`."""
+        try:
+            await connection.drain(max(end, now() + CLOSE_SECONDS))
+        finally:
+            if self.connection is connection:
+                self.connection = self.open_stream = None
+            connection.fail(error)
+        await asyncio.sleep(0)  # asyncio's transport closes its socket in the next tick
+
+    async def _shut(self, end: float) -> None:
+        self.closed, self.open_stream = True, None
+        self._stop_watching_loop()
+        self._renewal_timer.stop()
+        self._keep_timer.stop()
+        connection, connecting = self.connection, self._connecting
+        if connecting is not None:
+            connecting.cancel()
+        for wakeup in list(self._sleeping):
+            wakeup(None)
+        self.wake_waiters()
+        until = now() + CLOSE_SECONDS
+        if connection is not None:
+            await self._await_waiters(connection, until)
+        if connecting is not None:
+            await asyncio.wait([connecting], timeout=CLOSE_SECONDS)
+            await asyncio.sleep(0)  # as in `_end_connection`
+        if connection is not None:
+            await self._end_connection(connection, errors.ClientClosedError("this client was closed"), end)
+        await self._renewal_timer.join(CLOSE_SECONDS)
+        self.cancel_shared_timeouts()
+
+    def wake_waiters(self) -> None:
+        """Wake all waiters, to check again whether they are to wait."""
+        self.queues.wake_all()
+
+    async def _await_waiters(self, connection: AsyncConnection, until: float) -> None:
+        """Wait until tasks have nothing to send any more: waiters have left the server's queues, releases have handed
+        over, and tasks that got an answer have run again."""
+        self.queues.on_empty = self._no_longer_busy
+        while connection.error is None and now() < until:
+            if self.queues.by_entry or self.releases > 0:
+                wakeup = Wakeup().arm(self.wakeups)
+                self._closing.append(wakeup)
+                timer = connection.loop.call_later(until - now(), wakeup, None)
+                try:
+                    await wakeup
+                finally:
+                    timer.cancel()
+                    self._closing.remove(wakeup)
+            elif self.wakeups.due:
+                await asyncio.sleep(0)  # lets the tasks run that are to be woken
+            else:
+                break
+
+    def _no_longer_busy(self) -> None:
+        """End the wait of `close`: nobody waits at the server any more, or a release has ended."""
+        for wakeup in list(self._closing):
+            wakeup(None)
+
+    def release_ended(self) -> None:
+        """One of the releases that are counted in `releases` has ended."""
+        self.releases -= 1
+        self._no_longer_busy()
+
+    def cancel_shared_timeouts(self) -> None:
+        """Leave no timer to the loop, when nobody waits any more."""
+        for timeout in self.shared_timeouts.values():
+            timeout.cancel()
+
+    async def leave_loop(self) -> None:
+        """The loop is about to end: send the pending undos and close the connection, as nothing else would."""
+        if self._ending is not None:  # cancelled, or still at it
+            await asyncio.wait([self._ending])
+        self._loop_end = None
+        self._renewal_timer.stop()
+        self._keep_timer.stop()
+        ended, end = EOFError("its event loop ends"), self.delivery_end()
+        self.release_kept(self.queues.recalls_heard(False))
+        try:
+            await self._flush_undos()
+        finally:
+            if self.connection is not None and self.connection.error is None:
+                await self._end_connection(self.connection, ended, end)
+        self._undelay()
+        if self.ever_connected:  # else there are none; some, where a connection broke with an unconfirmed release
+            await self._deliver(ended, end)
+
+    def _stop_watching_loop(self) -> None:
+        """Close the generator that waits for the loop's end."""
+        end, self._loop_end = self._loop_end, None
+        if end is not None:
+            with contextlib.suppress(StopIteration, RuntimeError):  # RuntimeError: it runs already
+                end.aclose().send(None)
+
+    def close_collected(self) -> None:
+        """The client was collected, in whatever thread: have its loop close the connection."""
+        check()
+        connection, self.closed, self.open_stream = self.connection, True, None
+        owes: object = self.queues.kept or self.unconfirmed or self.pending_undos or self.delayed_undos
+        if connection is not None and connection.error is None:
+            owes = owes or connection.stream.pending  # an undo may be in flight, and have to be sent again
+        loop = self.loop if connection is None else connection.loop
+        if owes and loop is not None and not loop.is_closed():
+            _OWING.add(self)
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(self._begin_to_end)
+            return
+        self._stop_watching_loop()
+        if connection is None or connection.error is not None:
+            return
+        error = errors.ClientClosedError("nobody holds this client")
+        if connection.loop.is_closed():
+            connection.fail(error)
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            connection.loop.call_soon_threadsafe(connection.fail, error)
+
+    def _begin_to_end(self) -> None:
+        if self.loop is not None:
+            self._ending = self.loop.create_task(self._end_collected(), name="fastlock: end")
+
+    async def _end_collected(self) -> None:
+        """Deliver what a client owes that was collected. Cancelled, as by `asyncio.run` when its loop ends, that is
+        left to `leave_loop`."""
+        error = errors.ClientClosedError("nobody holds this client")
+        end = self.delivery_end()
+        self.release_kept(self.queues.recalls_heard(False))
+        if self.connection is not None:
+            await self._end_connection(self.connection, error, end)
+        await self._flush_after_close(end)
+        self._stop_watching_loop()
+        _OWING.discard(self)
+
+
+async def at_end(transport: weakref.ref[AsyncClosing]) -> AsyncGenerator[None, None]:
+    """Calls `leave_loop` when the loop is about to end. A loop then closes the asynchronous generators that began in
+    it, under asyncio.run and all that work alike: there is no other notice while commands can still be sent."""
+    try:
+        yield
+    finally:
+        found = transport()
+        if found is not None and found._loop_end is not None:
+            await found.leave_loop()
+            _OWING.discard(found)
+
+
+_OWING: set[AsyncClosing] = set()  # that were collected, while something was owed
+TRANSPORTS: weakref.WeakSet[AsyncClosing] = weakref.WeakSet()
+
+
+def _close_leftovers() -> None:
+    """As the interpreter ends, close the connections whose loop was closed: nothing else closes them."""
+    check()
+    for transport in list(TRANSPORTS):
+        if transport.connection is not None and transport.connection.loop.is_closed():
+            transport.close_collected()
+
+
+atexit.register(_close_leftovers)
