@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MAX_REPLY = 65536  # bytes of a string: as long as the longest token; a longer string is dropped
+MAX_REPLY = 65536 + 64  # bytes of a string: a recall, the longest name behind a token; a longer string is dropped
 MAX_FRAME = 64  # bytes around the string: a reply longer than both together is none to a lock command
 MAX_ITEMS = 9999  # of one list or map: the lists of a batch have 100
 MAX_LONG_REPLY = 1 << 26  # bytes where a long reply is expected: as long as the list of 150,000 clients

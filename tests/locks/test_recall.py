@@ -8,9 +8,10 @@ import sys
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import LONG, NAME, until
+from support.child_client import LONG, NAME, SOON, until
 
 import fastlock
+from fastlock._protocol.arguments import MAX_BYTES
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
@@ -59,3 +60,16 @@ async def test_a_try_that_does_not_wait_recalls_it(api: Api, server: Server, pro
         await api.get(lock.release())
     await until(api, lambda: not probe.exists(NAME), "it is released")
     assert tried_elsewhere(server.unix_url)
+
+
+async def test_the_longest_name_is_recalled(api: Api, server: Server) -> None:
+    """The message is longer than any other reply to a lock command."""
+    name = "x" * MAX_BYTES
+    client, other = api.client(server.unix_url), api.client(server.unix_url)
+    lock, theirs = client.lock(name, timeout=LONG, keep=KEEP), other.lock(name, timeout=LONG, thread_local=False)
+    while name.encode() not in client._transport.queues.kept:
+        await api.get(lock.acquire())
+        await api.get(lock.release())
+        await until(api, lambda: client._transport.queues.hears_recalls, "recalls are heard")
+    assert await api.start(theirs.acquire).get(SOON) is True
+    await api.get(theirs.release())
