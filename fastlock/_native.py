@@ -89,6 +89,13 @@ def refuse_greenlet(what: str) -> None:
         )
 
 
+def in_event_loop() -> bool:
+    """Whether the calling thread runs an event loop of asyncio just now: the caller is part of a coroutine, or is
+    called by one."""
+    events = sys.modules.get("asyncio.events")
+    return events is not None and events._get_running_loop() is not None
+
+
 def _in_gevent() -> bool:
     """Whether the calling thread runs gevent's hub, and either the caller is a greenlet beside the hub, or gevent has
     replaced what threads wait with. False in the threads of gevent's pools, where each runs one function at a time."""

@@ -54,7 +54,8 @@ def who(one: Holder | QueuedWaiter) -> str:
     if one.process is None:
         return "unknown"
     if one.host is None:
-        return f"process {one.process}{' (not connected)' if one.connected is False else ''}"
+        unknown = {False: " (not connected)", None: " (not connected, or the server does not tell)", True: ""}
+        return f"process {one.process}{unknown[one.connected]}"
     return f"{one.pid}@{one.host}"
 
 

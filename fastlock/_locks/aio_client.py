@@ -149,7 +149,8 @@ class Client(Uncopyable):
         """
         queue = self._queue if queue is None else queue
         confirm = self._confirm_release if confirm_release is None else confirm_release
-        if auto_renew or max_hold is not None or on_lost is not None or cancel_on_loss or confirm is not True:
+        plain = auto_renew is False and max_hold is None and on_lost is None
+        if not plain or cancel_on_loss is not False or confirm is not True:
             if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
                 timeout = LEASE_SECONDS
             renewal = settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss, confirm_release=confirm)

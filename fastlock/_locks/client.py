@@ -132,7 +132,7 @@ class Client(Uncopyable):
         """
         queue = self._queue if queue is None else queue
         confirm = self._confirm_release if confirm_release is None else confirm_release
-        if auto_renew or max_hold is not None or on_lost is not None or confirm is not True:
+        if auto_renew is not False or max_hold is not None or on_lost is not None or confirm is not True:
             if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
                 timeout = LEASE_SECONDS
             renewal = _renewal(auto_renew, timeout, max_hold, on_lost, confirm)

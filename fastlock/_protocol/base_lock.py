@@ -26,7 +26,7 @@ from fastlock._protocol.arguments import as_flag, as_ms, as_name, as_wait
 from fastlock._protocol.commands import KEPT_PREFIX, PLAIN_PREFIX, Opcode, made_here
 from fastlock._protocol.lease import ENDED, ID_DIGITS, Lease, is_inherited, new_token, now
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
-from fastlock._protocol.losses import LOG, abbreviated, warn_of_loss
+from fastlock._protocol.losses import LOG, LOST, abbreviated, warn_of_loss
 from fastlock._protocol.release import HandOver, PlainRelease, Release
 from fastlock._protocol.renewal import RenewalSettings
 from fastlock._protocol.steps import Answer, Clock, Steps
@@ -440,7 +440,7 @@ class BaseLock:
         if found:
             self._transport.stats.losses += 1
             warn_of_loss(self.name, action)
-        return LockNotOwnedError(self._cannot(action, "it is no longer owned"), lock_name=self._text)
+        return LockNotOwnedError(self._cannot(action, f"it is no longer owned: {LOST}"), lock_name=self._text)
 
     def _lost_in_body(self) -> LockLostError:
         """The error of a body that was cancelled, as its lease was lost."""

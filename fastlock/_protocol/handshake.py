@@ -154,7 +154,8 @@ def _warn(client: Warned, trouble: str, effect: str, error: errors.RedisError, s
         return
     client.warned = True
     rights = " ".join(dict.fromkeys(" ".join(script.rights for script in scripts).split()))
-    remedy = f": its user needs {rights}" if errors.is_forbidden(error) else ""
+    beside = "beside the keys of its locks those of fastlock:*, and the channels of fastlock:*"
+    remedy = f": its user needs {rights}, and {beside}" if errors.is_forbidden(error) else ""
     logging.getLogger("fastlock").warning("%s %s (%s), so that %s%s", client.endpoint, trouble, error, effect, remedy)
 
 

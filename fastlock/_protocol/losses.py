@@ -11,6 +11,7 @@ from fastlock._protocol.stats import Stats
 NAMED = 5  # names of a batch that a message repeats
 SHOWN = 200  # characters of a name that messages repeat
 DONE = {
+    "keep": "given back (it was kept, and nobody held it)",
     "acquire": "acquired again",
     "release": "released",
     "extend": "extended",
@@ -18,6 +19,7 @@ DONE = {
     "renew": "renewed",
 }
 LOG = logging.getLogger("fastlock")
+LOST = "its lease had ended, or its key was deleted or taken"
 
 
 def abbreviated(name: object) -> str:
@@ -33,8 +35,16 @@ def shown(error: BaseException) -> str:
 
 def warn_of_loss(name: object, action: str) -> None:
     """Log the loss of a lease, once for each lease that its holder finds lost."""
-    why = "its lease had ended, or its key was deleted or taken"
-    LOG.warning("lock %s was lost before it was %s: %s", abbreviated(name), DONE[action], why)
+    LOG.warning("lock %s was lost before it was %s: %s", abbreviated(name), DONE[action], LOST)
+
+
+def warn_of_loop(name: object) -> None:
+    """Log that a thread waits for a lock while it runs an event loop, once a client."""
+    LOG.warning(
+        "lock %s is waited for in a coroutine by a client for threads, which stops its event loop, and any task that "
+        "is to release the lock: use fastlock.asyncio.Client there",
+        abbreviated(name),
+    )
 
 
 def note_losses(leases: list[Lease], released: list[Any], stats: Stats) -> list[Any]:

@@ -62,18 +62,18 @@ def settings_for(
     they make no sense. confirm_release: where it is False, on_lost makes sense by itself."""
     if on_lost is not None and not callable(on_lost):
         raise TypeError(f"on_lost must be a function of the lease that was lost, not {type(on_lost).__name__}")
-    if not auto_renew:
+    cancels = as_flag(cancel_on_loss, "cancel_on_loss")
+    if not as_flag(auto_renew, "auto_renew"):
         told = on_lost if confirm_release else None
         for name, value in (("max_hold", max_hold), ("on_lost", told), ("cancel_on_loss", cancel_on_loss or None)):
             if value is not None:
                 other = " or confirm_release=False" if name == "on_lost" else ""
                 raise ValueError(f"{name} is of leases that are renewed: give auto_renew=True{other}, or leave it out")
         return None
-    as_flag(auto_renew, "auto_renew")
     check_timeout(timeout)
     if max_hold is not None and as_wait(max_hold, "max_hold") == 0:
         raise ValueError("max_hold must be more than 0 seconds, or None to renew for as long as the lock is held")
-    return RenewalSettings(max_hold, on_lost, as_flag(cancel_on_loss, "cancel_on_loss"))
+    return RenewalSettings(max_hold, on_lost, cancels)
 
 
 def check_timeout(timeout: float | None) -> None:

@@ -148,7 +148,7 @@ class Transport:
         if unconfirmed.lease._beside or unconfirmed.lease._loss_reported():
             return  # another release of it tells what it found, or who renewed it has told
         self.stats.losses += 1
-        warn_of_loss(unconfirmed.lease.name, "release")
+        warn_of_loss(unconfirmed.lease.name, "keep" if type(unconfirmed) is KeptRelease else "release")
         if unconfirmed.on_lost is not None:
             self.call_apart(unconfirmed.on_lost, unconfirmed.lease)
 

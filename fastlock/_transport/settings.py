@@ -30,6 +30,7 @@ _IGNORED = frozenset(
         "ssl_ocsp_expected_cert",
     )
 )
+_OF_CLIENTS = frozenset(("confirm_release", "queue"))
 _OF_LOCKS = frozenset(("auto_renew", "blocking", "blocking_timeout", "fair", "fence", "keep", "sleep"))
 _NOT_IN_URL = frozenset(
     (
@@ -233,6 +234,13 @@ def _check_query(url: str) -> None:
             logging.getLogger("fastlock").warning("a URL turns the verification of its server's certificate off")
 
 
+def _place_of(name: str) -> str:
+    """Where an option belongs that is none of a connection."""
+    if name in _OF_CLIENTS:
+        return f": it is a setting of the client, as in Client.from_url(url, {name}=False)"
+    return f": it is a setting of each lock, client.lock(name, {name}=...)" if name in _OF_LOCKS else ""
+
+
 def settings_from_options(options: dict[str, Any]) -> Settings:
     """Settings from redis-py's connection options (as keywords, from a URL, or from a pool)."""
     known: dict[str, Any] = {}
@@ -249,8 +257,7 @@ def settings_from_options(options: dict[str, Any]) -> Settings:
             if value is not None:
                 known[name] = value
         elif name not in _IGNORED:
-            each = f": it is a setting of each lock, client.lock(name, {name}=...)" if name in _OF_LOCKS else ""
-            raise TypeError(f"unknown connection option {name!r}{each}")
+            raise TypeError(f"unknown connection option {name!r}{_place_of(name)}")
     if known.pop("ssl", False):
         try:
             known["tls"] = _tls_context(**tls)

@@ -22,6 +22,7 @@ from fastlock._fork import at_fork, check
 from fastlock._protocol import handshake
 from fastlock._protocol.lease import Lease, now
 from fastlock._protocol.local_queue import LocalQueues
+from fastlock._protocol.losses import warn_of_loop
 from fastlock._protocol.renewal import Renewal, Renewals
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import (
@@ -70,6 +71,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
         self.impl = impl
         self.closed = False
         self.warned = False  # whether this client has warned that the server refuses a command
+        self._warned_of_loop = False  # whether this client has warned that somebody waits in a coroutine
         self._ended = False  # whether the client was closed and all its connections were ended
         # Whether there ever was a connection: before the first one an error is a wrong setting, not an outage
         self.ever_connected = False
@@ -179,6 +181,9 @@ class SyncTransport(SyncKeeping, SyncClosing):
     def wait(self, waiter: Waiter, until: float | None) -> None:
         """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come."""
         native.refuse_greenlet(f"{waiter.name!r} is held")
+        if not self._warned_of_loop and native.in_event_loop():
+            self._warned_of_loop = True
+            warn_of_loop(waiter.name)
         waiting.wait(self, waiter, math.inf if until is None else until)
 
     def _listening(self, until: float | None) -> Connection:
@@ -494,7 +499,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
         connection = undo.connection
         delivery = UndoDelivery(undo)
         if isinstance(connection, Connection) and connection.error is None:
-            connection.post(delivery)
+            self._post(connection, delivery)
             return
         if connection is not None:
             delivery.outlived_by(connection.session)
@@ -502,12 +507,31 @@ class SyncTransport(SyncKeeping, SyncClosing):
 
     def deliver(self, delivery: UndoDelivery) -> None:
         with self._mutex:
-            likely = [*self.idle[-1:], *self.connections[:1]]
-        if likely:
-            likely[0].post(delivery)
+            connections = [*reversed(self.idle), *self.connections]
+            free = next((each for each in connections if not self._would_deadlock(each)), None)
+        if free is not None:
+            self._post(free, delivery)
             return
         self.defer(delivery)
+        if (
+            connections
+        ):  # a signal handler has interrupted this thread in sending: what it sends there waits for its end
+            self.flush_pending_undos()
         self.flush_after_close()
+
+    def _post(self, connection: Connection, delivery: UndoDelivery) -> None:
+        """Send an undo over a connection, which no signal handler takes for idle meanwhile."""
+        taken = False
+        try:
+            try:
+                (_,), taken = map(REMOVE, (self.idle,), (connection,)), True
+            except ValueError as none:  # it is busy
+                if by_handler(none):
+                    raise
+            connection.post(delivery)
+        finally:
+            if taken and connection.error is None:
+                self.idle.append(connection)
 
     def flush_pending_undos(self) -> None:
         """Send the pending undos now, if the server can be reached: a caller that was interrupted may never use this

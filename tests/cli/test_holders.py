@@ -286,7 +286,7 @@ def holder(**values: Any) -> Holder:
     ("values", "text"),
     [
         ({}, "unknown"),
-        ({"process": "12ab"}, "process 12ab"),
+        ({"process": "12ab"}, "process 12ab (not connected, or the server does not tell)"),
         ({"process": "12ab", "connected": False}, "process 12ab (not connected)"),
         ({"process": "12ab", "connected": True, "host": "web", "pid": 7}, "7@web"),
     ],

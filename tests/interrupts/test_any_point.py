@@ -221,3 +221,36 @@ def test_a_handler_that_wants_the_name_does_not_wait_for_whom_it_interrupts(
         if not called:
             break
     assert step > 1
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("operation", ["acquire", pytest.param("acquire kept", marks=pytest.mark.long)])
+def test_a_handler_gets_what_is_free_and_what_it_releases_is_delivered(
+    impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str
+) -> None:
+    """Whatever connection the interrupted code is about to send over."""
+    for step in itertools.count(1):
+        with fastlock.Client.from_url(server.unix_url, reply_timeout=600) as client:
+            kept = client.lock(NAME, timeout=600, keep=600)
+            before = client.lock("before", timeout=600, confirm_release=False)
+            before.acquire()
+            while not client._transport.queues.kept:
+                with kept:
+                    pass
+
+            def handler(client: fastlock.Client = client, before: Any = before) -> None:
+                free = client.lock("free" if operation == "acquire kept" else NAME, timeout=600, blocking=False)
+                assert free.acquire(), "nobody holds it"
+                free.release()
+                before.release()
+
+            lock = client.lock(NAME if operation == "acquire kept" else "other", timeout=600)
+            called = call_at(step, STACK, lock.acquire, handler)
+            lock.release()
+            found = client.get_stats()
+            assert (found["losses"], found["reconnects"]) == (0, 0), f"point {step}"
+        assert not called or not probe.exists("before"), f"point {step}"
+        probe.delete("before")
+        if not called:
+            break
+    assert step > 1

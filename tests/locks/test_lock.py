@@ -20,6 +20,7 @@ from support.faultproxy import FaultProxy
 
 import fastlock
 from fastlock._protocol.commands import token_matches
+from fastlock._protocol.losses import LOST
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -344,7 +345,8 @@ async def test_lost_lock_is_reported_and_the_key_of_another_untouched(
     assert await api.get(lock.owned()) is False
     with pytest.raises(fastlock.LockNotOwnedError) as caught:
         await api.get(calls[method]())
-    assert str(caught.value) == f"Cannot {'extend' if method == 'replace' else method} lock 'a': it is no longer owned"
+    what = "extend" if method == "replace" else method
+    assert str(caught.value) == f"Cannot {what} lock 'a': it is no longer owned: {LOST}"
     assert isinstance(caught.value, redis.exceptions.LockNotOwnedError) and caught.value.lock_name == "a"
     after = probe.dump("a"), probe.pttl("a")
     assert after[0] == before[0] and after[1] <= before[1]
@@ -404,7 +406,7 @@ async def test_exception_of_the_body_is_never_replaced(
     with pytest.raises(ZeroDivisionError, match="of the body") as caught:
         await inside(api, lock, body)
     (note,) = caught.value.__notes__
-    failed = "LockNotOwnedError: Cannot release lock 'a': it is no longer owned"
+    failed = f"LockNotOwnedError: Cannot release lock 'a': it is no longer owned: {LOST}"
     assert note == f"fastlock: then the release of 'a' failed: {failed}"
 
 

@@ -211,6 +211,14 @@ BAD = [
         for value in ("no", 1)
     ),
     Bad(lambda client: type(client).from_url(URL, confirm_release=None), TypeError, "confirm_release must be True"),
+    *(
+        Bad(lambda client, value=value: client.lock("a", auto_renew=value), TypeError, "auto_renew must be True")
+        for value in (0, None, "")
+    ),
+    Bad(
+        lambda client: type(client).from_url(URL + "?confirm_release=0"), TypeError, "of the client, as in Client.from"
+    ),
+    Bad(lambda client: type(client).from_url(URL + "?keep=3"), TypeError, "a setting of each lock"),
     Bad(lambda client: type(client)(queue="no"), TypeError, "queue must be True"),
     Bad(lambda client: type(client).from_url(URL, timeout=3), TypeError, "client.lock(name, timeout=...)"),
     Bad(lambda client: type(client)(timeout=3), TypeError, "client.lock(name, timeout=...)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -300,3 +301,21 @@ async def test_signal_handler_may_wait_and_give_up_repeatedly(
         signal.signal(signal.SIGUSR1, before)
     holder.release()
     assert empty(client._transport.queues)
+
+
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_who_waits_in_a_coroutine_by_a_client_for_threads_is_told(
+    api: Api, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once a client, and not who waits in a thread beside."""
+    holder = await held(api, api.client(server.unix_url))
+    client = api.client(server.unix_url)
+
+    async def handle() -> bool:
+        return bool(client.lock(NAME, blocking_timeout=0.01).acquire())
+
+    assert client.lock(NAME, blocking_timeout=0.01).acquire() is False and not caplog.records
+    assert asyncio.run(handle()) is asyncio.run(handle()) is False
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "in a coroutine" in record.getMessage()
+    await api.get(holder.release())
