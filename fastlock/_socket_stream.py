@@ -310,8 +310,7 @@ class SocketStream(Stream):
         try:
             with self._mutex:
                 # Nobody waits for the replies to undos and unconfirmed releases
-                awaited = any(type(each) is PendingReply for each in self._pending_replies.copy())
-                if self._leader is not None or awaited or self._sending:
+                if self._leader is not None or self._sending or self._awaited():
                     return BUSY
                 if not self._usable():
                     raise UnsolicitedData("the server spoke unasked, or closed the connection")
@@ -327,6 +326,11 @@ class SocketStream(Stream):
                 self.resign(pending_reply)
                 raise
         return pending_reply.reply
+
+    def _awaited(self) -> bool:
+        """Whether anybody waits for a reply here."""
+        pending = self._pending_replies
+        return bool(pending) and any(type(each) is PendingReply for each in pending.copy())
 
 
 def _wait(sock: Any, events: int, timeout: float) -> bool:

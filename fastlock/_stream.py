@@ -242,7 +242,7 @@ class Stream:
     def _getters(self) -> list[Any]:
         """What gets each reply, or list of replies, that has not come, in order."""
         getters: list[Any] = []
-        for each in self._pending_replies.copy():
+        for each in self._pending_replies.copy() if self._pending_replies else ():
             if type(each) is ReleaseRun:
                 getters += [pending_reply for pending_reply, _, _ in each.entries]
             else:
