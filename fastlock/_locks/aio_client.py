@@ -149,13 +149,12 @@ class Client(Uncopyable):
         """
         queue = self._queue if queue is None else queue
         confirm = self._confirm_release if confirm_release is None else confirm_release
-        plain = auto_renew is False and max_hold is None and on_lost is None
-        if not plain or cancel_on_loss is not False or confirm is not True:
+        plain = max_hold is None and on_lost is None and confirm is True
+        if not plain or auto_renew is not False or cancel_on_loss is not False:
             if auto_renew and timeout is base_lock.DEFAULT_TIMEOUT:
                 timeout = LEASE_SECONDS
             renewal = settings_for(auto_renew, timeout, max_hold, on_lost, cancel_on_loss, confirm_release=confirm)
-            kind = GuardedLock if cancel_on_loss else ClientLock
-            return kind(
+            return (GuardedLock if cancel_on_loss else ClientLock)(
                 *(self, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error),
                 *(fence, fair, queue, "utf-8", renewal, confirm, on_lost, keep),
             )

@@ -1,7 +1,7 @@
 """How a client for asyncio ends, by `close`, with its event loop, or as it is collected: what is in flight is answered,
-and what is owed is delivered, which is tried again for as long as `Transport.delivery_end` says.
+and what is pending is delivered, which is tried again for as long as `Transport.delivery_end` says.
 
-Never here: what is owed, and whether it is tried again (`_protocol/undo.py`).
+Never here: what is pending, and whether it is tried again (`_protocol/undo.py`).
 """
 
 from __future__ import annotations
@@ -200,12 +200,12 @@ class AsyncClosing(AsyncUndos):
         """The client was collected, in whatever thread: have its loop close the connection."""
         check()
         connection, self.closed, self.open_stream = self.connection, True, None
-        owes: object = self.queues.kept or self.unconfirmed or self.pending_undos or self.delayed_undos
+        pending: object = self.queues.kept or self.unconfirmed or self.pending_undos or self.delayed_undos
         if connection is not None and connection.error is None:
-            owes = owes or connection.stream.pending  # an undo may be in flight, and have to be sent again
+            pending = pending or connection.stream.pending  # an undo may be in flight, and have to be sent again
         loop = self.loop if connection is None else connection.loop
-        if owes and loop is not None and not loop.is_closed():
-            _OWING.add(self)
+        if pending and loop is not None and not loop.is_closed():
+            _UNFINISHED.add(self)
             with contextlib.suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(self._begin_to_end)
             return
@@ -223,8 +223,8 @@ class AsyncClosing(AsyncUndos):
             self._ending = self.loop.create_task(self._end_collected(), name="fastlock: end")
 
     async def _end_collected(self) -> None:
-        """Deliver what a client owes that was collected. Cancelled, as by `asyncio.run` when its loop ends, that is
-        left to `leave_loop`."""
+        """Deliver what is pending of a client that was collected. Cancelled, as by `asyncio.run` when its loop ends,
+        that is left to `leave_loop`."""
         error = errors.ClientClosedError("nobody holds this client")
         end = self.delivery_end()
         self.release_kept(self.queues.recalls_heard(False))
@@ -232,7 +232,7 @@ class AsyncClosing(AsyncUndos):
             await self._end_connection(self.connection, error, end)
         await self._flush_after_close(end)
         self._stop_watching_loop()
-        _OWING.discard(self)
+        _UNFINISHED.discard(self)
 
 
 async def at_end(transport: weakref.ref[AsyncClosing]) -> AsyncGenerator[None, None]:
@@ -244,10 +244,10 @@ async def at_end(transport: weakref.ref[AsyncClosing]) -> AsyncGenerator[None, N
         found = transport()
         if found is not None and found._loop_end is not None:
             await found.leave_loop()
-            _OWING.discard(found)
+            _UNFINISHED.discard(found)
 
 
-_OWING: set[AsyncClosing] = set()  # that were collected, while something was owed
+_UNFINISHED: set[AsyncClosing] = set()  # that were collected, while something was pending
 TRANSPORTS: weakref.WeakSet[AsyncClosing] = weakref.WeakSet()
 
 

@@ -158,8 +158,8 @@ class Transport:
         return [undo for undo in undos if type(undo) is UnconfirmedRelease]
 
     def delivery_end(self) -> float:
-        """Until when a client that ends tries to deliver what is owed: a second; releases that callers count on, as if
-        they were waited for."""
+        """Until when a client that ends tries to deliver what is pending: a second; releases that callers count on, as
+        if they were waited for."""
         time = now()
         latest = max([each.end for each in self.unheard()], default=0.0)
         return max(time + CLOSE_SECONDS, min(latest, time + self.settings.reply_timeout))

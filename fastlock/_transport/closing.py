@@ -1,7 +1,7 @@
-"""How a client for threads ends, by `close` or with the interpreter: what is in flight is answered, and what is owed is
-delivered, which is tried again for as long as `Transport.delivery_end` says.
+"""How a client for threads ends, by `close` or with the interpreter: what is in flight is answered, and what is
+pending is delivered, which is tried again for as long as `Transport.delivery_end` says.
 
-Never here: what is owed, and whether it is tried again (`_protocol/undo.py`).
+Never here: what is pending, and whether it is tried again (`_protocol/undo.py`).
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ async def test_a_client_that_is_dropped_as_its_loop_ends_delivers_it(
             MEANWHILE[what](probe)
 
     await asyncio.to_thread(asyncio.run, main())
-    assert not probe.exists(NAME) and not aio_closing._OWING
+    assert not probe.exists(NAME) and not aio_closing._UNFINISHED
 
 
 @one_server
@@ -344,7 +344,7 @@ async def test_a_client_that_is_dropped_delivers_it(api: Api, server: Server, pr
     async with client.lock(NAME):
         probe.script_flush()
     del client
-    await until(api, lambda: not probe.exists(NAME) and not aio_closing._OWING, "the release")
+    await until(api, lambda: not probe.exists(NAME) and not aio_closing._UNFINISHED, "the release")
 
 
 PROGRAMS = {
