@@ -186,8 +186,8 @@ class AsyncClosing(AsyncUndos):
             if self.connection is not None and self.connection.error is None:
                 await self._end_connection(self.connection, ended, end)
         self._undelay()
-        if self.ever_connected:  # else there are none; some, where a connection broke with an unconfirmed release
-            await self._deliver(ended, end)
+        if self.ever_connected:  # undos may wait for the next loop, but not a release that was sent
+            await self._deliver(ended, end if self.unheard() else 0.0)
 
     def _stop_watching_loop(self) -> None:
         """Close the generator that waits for the loop's end."""
@@ -200,7 +200,8 @@ class AsyncClosing(AsyncUndos):
         """The client was collected, in whatever thread: have its loop close the connection."""
         check()
         connection, self.closed, self.open_stream = self.connection, True, None
-        pending: object = self.queues.kept or self.unconfirmed or self.pending_undos or self.delayed_undos
+        undos = self.ever_connected and (self.pending_undos or self.delayed_undos)
+        pending: object = self.queues.kept or self.unconfirmed or undos
         if connection is not None and connection.error is None:
             pending = pending or connection.stream.pending  # an undo may be in flight, and have to be sent again
         loop = self.loop if connection is None else connection.loop

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from support.intruder import Intruder
 from support.pending import LoggedReply, packed, shown
 
+from fastlock._limits import MAX_REPLY
 from fastlock._protocol import commands
 
 CAPABILITIES = (commands.SET_NX_GET, commands.DELIFEQ, commands.DELEX, commands.SET_IFEQ)
@@ -355,8 +356,8 @@ HUGE = [
     b"$9223372036854775807\r\n",
     b"$4294967297\r\n",
     b"=99999\r\n",
-    b"!65537\r\n",
-    b"*3\r\n=65537\r\n",
+    b"!%d\r\n" % (MAX_REPLY + 1),
+    b"*3\r\n=%d\r\n" % (MAX_REPLY + 1),
     b"$" + b"0" * 70,
     b"=" + b"9" * 30 + b"\r\n",
     b"*1\r\n*" + b"9" * 40 + b"\r\n",

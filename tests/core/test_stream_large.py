@@ -18,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pending import LoggedReply, shown
 
+from fastlock._limits import MAX_REPLY
+
 
 def bulk(value: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(value), value)
@@ -27,7 +29,7 @@ def bulk(value: bytes) -> bytes:
 LARGE = b"\r\n$3\r\n*99999\r\n" * 5000
 DROPPED = [
     ([bulk(LARGE)], [b""]),
-    ([b":1\r\n", bulk(b"x" * 65536), bulk(b"x" * 65537), b":2\r\n"], [1, b"x" * 65536, b"", 2]),
+    ([b":1\r\n", bulk(b"x" * MAX_REPLY), bulk(b"x" * (MAX_REPLY + 1)), b":2\r\n"], [1, b"x" * MAX_REPLY, b"", 2]),
     ([bulk(LARGE), bulk(b"tok"), bulk(LARGE), bulk(LARGE), b"_\r\n"], [b"", b"tok", b"", b"", None]),
     ([b"*2\r\n" + bulk(LARGE) + b":7\r\n", b"$5\r\n\r\n$7\n\r\n"], [[b"", 7], b"\r\n$7\n"]),
     ([b"*3\r\n*1\r\n" + bulk(LARGE) + bulk(LARGE) + b"$-1\r\n", b"#t\r\n"], [[[b""], b"", None], True]),

@@ -226,7 +226,11 @@ class TaskClient(RealClient):
         for caller in self.callers:
             if caller.task is not None:
                 caller.task.cancel()
-        self.transport.close_collected()
+        transport, connection = self.transport, self.transport.connection
+        transport.closed, transport.open_stream = True, None
+        transport._stop_watching_loop()
+        if connection is not None:
+            self.loop.call_soon(connection.fail, ConnectionResetError("the process is killed"))
         self.loop.run_until_quiet()
 
     def close(self) -> None:
