@@ -207,9 +207,11 @@ class AsyncClosing(AsyncUndos):
         loop = self.loop if connection is None else connection.loop
         if pending and loop is not None and not loop.is_closed():
             _UNFINISHED.add(self)
-            with contextlib.suppress(RuntimeError):  # the loop was closed
+            try:
                 loop.call_soon_threadsafe(self._begin_to_end)
-            return
+                return
+            except RuntimeError:  # the loop was closed
+                _UNFINISHED.discard(self)
         self._stop_watching_loop()
         if connection is None or connection.error is not None:
             return

@@ -43,12 +43,18 @@ OPERATIONS = (
     *BATCHES,
 )
 
+ALIKE = "fenced", "release a view", "release an iterator"  # whose code is nearly that of others
+
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize(
     ("operation", "shared", "kind"),
     [(operation, shared, Interrupt) for operation in OPERATIONS for shared in (False, True)]
-    + [(operation, False, kind) for operation in OPERATIONS for kind in EXPECTED],
+    + [
+        pytest.param(operation, False, kind, marks=[pytest.mark.long] if operation in ALIKE else [])
+        for operation in OPERATIONS
+        for kind in EXPECTED
+    ],
     ids=_alone_or_shared,
 )
 def test_thread_interrupted_at_any_point(

@@ -310,7 +310,7 @@ lock.release()
             assert process.poll() is None
         armed = proxy.arm(stall("request"), command="EVALSHA")
         _, said = process.communicate("\n", timeout=50)
-        armed.resume()
+    assert armed.fired and probe.delete(NAME) == 1
     assert process.returncode == 0 and "b'sku' may stay locked until the lease ends" in said
 
 

@@ -62,6 +62,7 @@ async def test_a_try_that_does_not_wait_recalls_it(api: Api, server: Server, pro
     assert tried_elsewhere(server.unix_url)
 
 
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
 async def test_the_longest_name_is_recalled(api: Api, server: Server) -> None:
     """The message is longer than any other reply to a lock command."""
     name = "x" * MAX_BYTES

@@ -34,6 +34,7 @@ MARK = b"\r\nsku\r\n"
 TOKEN = b"fl:" + b"0" * 32
 pytestmark = pytest.mark.usefixtures("impl")
 threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
+one_server = pytest.mark.parametrize("server", ["valkey"], indirect=True)
 two_servers = pytest.mark.parametrize("server", ["valkey", "redis"], indirect=True)
 
 
@@ -116,6 +117,7 @@ async def test_an_error_leaves_no_socket_to_the_garbage_collector(
 # ---------------------------------------------------------------------------------------------------------- undos
 
 
+@one_server
 async def test_undos_that_fail_on_closing_are_logged(
     api: Api, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +192,7 @@ async def test_closing_retries_a_pending_undo_until_it_is_done(
     assert not probe.exists(NAME) and caplog.records == []
 
 
+@one_server
 async def test_undos_refused_on_closing_are_logged(
     api: Api, server: Server, probe: redis.Redis, server_config: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
