@@ -38,13 +38,13 @@ def end_with_child(end: Callable[[], object]) -> None:
     without what `atexit` has, and those of Celery's pool without their finalizers as well."""
     if os.getpid() in _ENDED_SO:
         return
-    _ENDED_SO.add(os.getpid())
     for name in ("multiprocessing", "billiard"):
         process, util = (sys.modules.get(f"{name}.{module}") for module in ("process", "util"))
         if process is not None and util is not None and getattr(process.current_process(), "_parent_pid", None):
             util.Finalize(None, end, exitpriority=0)
     if (signals := sys.modules.get("celery.signals")) is not None:
         signals.worker_process_shutdown.connect(lambda **_: end(), weak=False)
+    _ENDED_SO.add(os.getpid())  # last: a signal handler may raise before; to end twice does no harm
 
 
 class KeepThread:
@@ -68,6 +68,7 @@ class KeepThread:
         if not self._started:
             with self._mutex:
                 if not self._started:
+                    end_with_child(self._end)
                     try:
                         native.start_new_thread(self._run, ())
                     except RuntimeError as error:  # there are too many, or the interpreter ends: nothing is kept
@@ -75,7 +76,6 @@ class KeepThread:
                             raise
                         return
                     self._started = True
-                    end_with_child(self._end)
 
     def wake(self) -> None:
         """Have the thread look for what has lapsed."""
