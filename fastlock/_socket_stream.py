@@ -305,8 +305,6 @@ class SocketStream(Stream):
         """
         pending_reply = PendingReply()
         data = template._encode(name, token, ms)
-        if self._mutex._is_owned():  # by whom this signal handler has interrupted in a change
-            return BUSY
         try:
             with self._mutex:
                 # Nobody waits for the replies to undos and unconfirmed releases
