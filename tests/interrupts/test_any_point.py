@@ -125,7 +125,7 @@ def test_wait_for_a_connection_interrupted_at_any_point(impl: str, server: Serve
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("operation", ["take", "first", "release", "leave", "lapse"])
-@pytest.mark.parametrize("kind", [Interrupt, ValueError])
+@pytest.mark.parametrize("kind", [Interrupt, pytest.param(ValueError, marks=pytest.mark.long)])
 def test_a_kept_lease_interrupted_at_any_point(
     impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str, kind: Any
 ) -> None:

@@ -248,7 +248,7 @@ async def test_signal_handler_does_not_wait_for_the_interrupted_thread(
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
-@pytest.mark.parametrize("connections", [1, 16])
+@pytest.mark.parametrize("connections", [1, pytest.param(16, marks=pytest.mark.long)])
 def test_no_thread_stalls_while_signal_handlers_use_locks(server: Server, impl: str, connections: int) -> None:
     """Handlers run at random moments of their thread, also while it holds a mutex that a reader of replies needs."""
     program = Path(nested.__file__)
