@@ -41,7 +41,7 @@ from fastlock._protocol.steps import (
 )
 from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import Broken, NoReply, broken, by_handler
-from fastlock._transport.aio_closing import TRANSPORTS, AsyncClosing, at_end
+from fastlock._transport.aio_closing import TRANSPORTS, UNFINISHED, AsyncClosing, at_end
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.aio_keeping import AsyncKeeping, KeepTimer
 from fastlock._transport.internals import Wakeup, running_loop
@@ -510,6 +510,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
 def _forget_parent() -> None:
     for transport in list(TRANSPORTS):
         transport.forget_parent()
+    UNFINISHED.clear()
 
 
 at_fork(_forget_parent)

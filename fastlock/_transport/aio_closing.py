@@ -186,8 +186,11 @@ class AsyncClosing(AsyncUndos):
             if self.connection is not None and self.connection.error is None:
                 await self._end_connection(self.connection, ended, end)
         self._undelay()
-        if self.ever_connected:  # undos may wait for the next loop, but not a release that was sent
+        if self.closed:  # it was collected: there is no next loop
+            await self._flush_after_close(end)
+        elif self.ever_connected:  # undos may wait for the next loop, but not a release that was sent
             await self._deliver(ended, end if self.unheard() else 0.0)
+            handshake.warn_of_pending_undos(self.endpoint, (name for each in self.unheard() for name in each.names))
 
     def _stop_watching_loop(self) -> None:
         """Close the generator that waits for the loop's end."""
@@ -206,12 +209,12 @@ class AsyncClosing(AsyncUndos):
             pending = pending or connection.stream.pending  # an undo may be in flight, and have to be sent again
         loop = self.loop if connection is None else connection.loop
         if pending and loop is not None and not loop.is_closed():
-            _UNFINISHED.add(self)
+            UNFINISHED.add(self)
             try:
                 loop.call_soon_threadsafe(self._begin_to_end)
                 return
             except RuntimeError:  # the loop was closed
-                _UNFINISHED.discard(self)
+                UNFINISHED.discard(self)
         self._stop_watching_loop()
         if connection is None or connection.error is not None:
             return
@@ -235,7 +238,7 @@ class AsyncClosing(AsyncUndos):
             await self._end_connection(self.connection, error, end)
         await self._flush_after_close(end)
         self._stop_watching_loop()
-        _UNFINISHED.discard(self)
+        UNFINISHED.discard(self)
 
 
 async def at_end(transport: weakref.ref[AsyncClosing]) -> AsyncGenerator[None, None]:
@@ -247,10 +250,10 @@ async def at_end(transport: weakref.ref[AsyncClosing]) -> AsyncGenerator[None, N
         found = transport()
         if found is not None and found._loop_end is not None:
             await found.leave_loop()
-            _UNFINISHED.discard(found)
+            UNFINISHED.discard(found)
 
 
-_UNFINISHED: set[AsyncClosing] = set()  # that were collected, while something was pending
+UNFINISHED: set[AsyncClosing] = set()  # that were collected, while something was pending
 TRANSPORTS: weakref.WeakSet[AsyncClosing] = weakref.WeakSet()
 
 

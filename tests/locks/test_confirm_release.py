@@ -291,19 +291,36 @@ async def test_closing_tries_again_while_the_server_is_read_only(api: Api, serve
     assert not probe.exists(NAME)
 
 
-@one_server
-async def test_a_process_that_cannot_deliver_it_says_so(proxy: FaultProxy, probe: redis.Redis, impl: str) -> None:
-    """The server hangs as the interpreter ends."""
-    code = """
+UNDELIVERED = {
+    "threads": """
 client = fastlock.Client.from_url(os.environ["SERVER"], confirm_release=False, reply_timeout=1)
 lock = client.lock("sku")
 lock.acquire()
 input()
 lock.release()
-"""
+""",
+    "asyncio": """
+async def main():
+    clients.append(fastlock.asyncio.Client.from_url(os.environ["SERVER"], confirm_release=False, reply_timeout=1))
+    lock = clients[0].lock("sku")
+    await lock.acquire()
+    input()
+    await lock.release()
+clients = []
+asyncio.run(main())
+""",
+}
+
+
+@one_server
+@pytest.mark.parametrize("program", UNDELIVERED)
+async def test_a_process_that_cannot_deliver_it_says_so(
+    proxy: FaultProxy, probe: redis.Redis, impl: str, program: str
+) -> None:
+    """The server hangs as the interpreter, or the event loop, ends."""
     environment = {**os.environ, "SERVER": proxy.url, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [sys.executable, "-c", "import os, fastlock\n" + code],
+        [sys.executable, "-c", "import asyncio, os, fastlock, fastlock.asyncio\n" + UNDELIVERED[program]],
         env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         while not probe.exists(NAME):
@@ -334,7 +351,7 @@ async def test_a_client_that_is_dropped_as_its_loop_ends_delivers_it(
             MEANWHILE[what](probe)
 
     await asyncio.to_thread(asyncio.run, main())
-    assert not probe.exists(NAME) and not aio_closing._UNFINISHED
+    assert not probe.exists(NAME) and not aio_closing.UNFINISHED
 
 
 @one_server
@@ -344,7 +361,7 @@ async def test_a_client_that_is_dropped_delivers_it(api: Api, server: Server, pr
     async with client.lock(NAME):
         probe.script_flush()
     del client
-    await until(api, lambda: not probe.exists(NAME) and not aio_closing._UNFINISHED, "the release")
+    await until(api, lambda: not probe.exists(NAME) and not aio_closing.UNFINISHED, "the release")
 
 
 PROGRAMS = {
