@@ -133,7 +133,7 @@ class KeepThread:
             # What is released goes over this connection, on which somebody reads
             transport.flush_undos_over(connection)
             while connection.error is None and not transport.closed:
-                self._pending = pending = transport.impl.PendingReply()
+                self._pending = pending = connection.impl.PendingReply()
                 recalled, self._recalled = self._recalled, []
                 transport.release_kept(recalled, connection.post)
                 if now() >= queues.next_lapse:

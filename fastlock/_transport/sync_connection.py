@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-import threading
 from typing import TYPE_CHECKING, Any
 
 from hiredis import ProtocolError
@@ -21,6 +20,7 @@ from fastlock._protocol import commands, handshake
 from fastlock._protocol.lease import now
 from fastlock._protocol.steps import Answer, Command, ConnectionLost, RawCommands, Request
 from fastlock._stream_errors import Broken, NoReply, UnsolicitedData
+from fastlock._transport import waiting
 from fastlock._transport.posted import Posted
 from fastlock._transport.settings import Settings
 from fastlock._transport.sockets import open_socket, shut
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fastlock._transport.sync import SyncTransport
 
 MAX_PARTS = 16  # of a template
-SPIN_SECONDS = 100e-6  # to poll the socket before sleeping, while a single thread waits: about what a sleep may cost
 
 
 def _is_late(request: Request) -> bool:
@@ -145,39 +144,16 @@ class Connection:
         return self.reply_timeout if request.until is None else max(0.0, min(self.reply_timeout, request.until - time))
 
     def _share(self, request: Request, spin: float) -> Any:
-        """Wait for a reply among other threads: as the leader, which reads, or asleep until the reply or leadership
-        comes."""
-        stream = self.stream
-        if self.error is not None or not stream.usable():
-            raise UnsolicitedData("the connection is of no use any more")
-        timeout = self._timeout(request, now())
-        end = now() + timeout
-        pending_reply = self.impl.PendingReply()
-        wake = native.allocate_lock()
-        wake.acquire()
+        """Wait for a reply among other threads."""
+        return waiting.share(self, self._write, (request,), self._timeout(request, now()), spin)
+
+    def _write(self, pending_reply: Any, request: Request) -> None:
         if request.needs_push and not self.subscribed:
-            stream.on_push = self.transport.queues.on_push
-            stream.put_command(self.transport.queues, (b"SUBSCRIBE", self.transport.queues.channel))
+            self.stream.on_push = self.transport.queues.on_push
+            self.stream.put_command(self.transport.queues, (b"SUBSCRIBE", self.transport.queues.channel))
             self.subscribed = True  # last: an interrupt before SUBSCRIBE was queued must not leave this set
-        try:
-            request.sent = now()
-            write_request(stream, self.session, request, pending_reply)
-            if not stream.lead(pending_reply, wake):
-                stream.flush(timeout)
-                if not pending_reply.ready:  # checked after `wake` was set: a reply from now on releases it
-                    wake.acquire(timeout=min(timeout, threading.TIMEOUT_MAX))
-            if stream.leads(pending_reply):
-                stream.exchange(pending_reply, max(0.0, end - now()), spin)
-        finally:
-            pending_reply.cancelled = not pending_reply.ready  # first: no thread may make this one the leader any more
-            try:
-                stream.resign(pending_reply)
-            except BaseException:  # interrupted in it: no other thread could resign for this pending reply
-                stream.resign(pending_reply)
-                raise
-        if pending_reply.ready:
-            return pending_reply.reply
-        raise NoReply(f"no reply within {self.reply_timeout} s")
+        request.sent = now()
+        write_request(self.stream, self.session, request, pending_reply)
 
     def _cancel(self, request: Request) -> None:
         """The caller leaves before its reply came: send the undo of its request right behind it, on the same

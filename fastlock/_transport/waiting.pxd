@@ -33,6 +33,12 @@ cpdef bint take_back(Transport transport) except -1
 cpdef send_enter(Transport transport, connection, LocalQueue queue, Waiter waiter, bint joins, double timeout)
 
 
+@cython.locals(end=double)
+cpdef share(connection, write, tuple arguments, double timeout, double spin)
+
+cdef bint _holds_mutex(Transport transport) except -1
+
+
 @cython.locals(queue=LocalQueue)
 cpdef send_hand_over(Transport transport, connection, bytes key, bytes token)
 

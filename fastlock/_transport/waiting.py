@@ -7,6 +7,7 @@ is run, as the interpreter's code is out of the caches then, and would mostly wa
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import TIMEOUT_MAX
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,12 @@ from fastlock._protocol.commands import CONFIRM, enter, hand_over
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.local_queue import RECHECK_SECONDS, LocalQueue
 from fastlock._protocol.moments import LEAST_MOMENT
+from fastlock._protocol.steps import ConnectionLost
 from fastlock._protocol.waiters import Waiter
-from fastlock._stream_errors import by_handler
+from fastlock._stream_errors import Broken, NoReply, UnsolicitedData, by_handler
 from fastlock._transport.base import Transport
 from fastlock._transport.parker import Parker, check_signals, clock
 from fastlock._transport.posted import PostedConfirmation, PostedRelease
-from fastlock._transport.sync_connection import SPIN_SECONDS, Connection
 from fastlock._transport.writing import REMOVE, STREAM_ERRORS
 
 if TYPE_CHECKING:
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 
     from fastlock import _socket_stream, _stream
     from fastlock._protocol.commands import TemplateParts
+    from fastlock._transport.sync_connection import Connection
 
-_STREAM, _PENDING_REPLY = default.SocketStream, default.PendingReply
-_SPIN_SECONDS: float = SPIN_SECONDS  # typed, where this is compiled
+_STREAM = default.SocketStream
+# To poll the socket before sleeping, while a single thread waits: about what a sleep may cost. Typed, where compiled
+_SPIN_SECONDS: float = 100e-6
 _YOUNG_SECONDS: float = LEAST_MOMENT / 4
 _TURN_SECONDS: float = 0.001  # for which threads may take kept leases and do nothing else
 _PAUSE_SECONDS: float = 0.00005  # in which another thread gets the interpreter
@@ -70,7 +73,7 @@ def wait(transport: Transport, waiter: Waiter, until: float) -> None:
             return
         connection = transport.push_connection
         if connection is not None and connection.error is None and queue.reads(waiter):
-            pending, wake = _PENDING_REPLY(), allocate_lock()
+            pending, wake = connection.impl.PendingReply(), allocate_lock()
             wake.acquire()
             pending.wake = wake
             waiter.on_wake = pending.set_result
@@ -177,7 +180,54 @@ def send_enter(
     queue.connection = connection
     spin = 0.0 if queue.was_queued else spin_seconds(transport)  # as in `send_hand_over`
     timeout = min(connection.reply_timeout, timeout)
-    return round_trip(connection.stream, template, b"", queue.entry, waiter.ms, timeout, spin)
+    reply = round_trip(connection.stream, template, b"", queue.entry, waiter.ms, timeout, spin)
+    if reply is connection.busy and not connection.stream.in_use_by_caller(_holds_mutex(transport)):
+        reply = share(connection, _put, (connection.stream, template, queue.entry, waiter.ms), timeout, 0.0)
+        if type(reply) is ConnectionLost:
+            raise Broken("the connection broke before the reply came")
+    return reply
+
+
+def share(
+    connection: Connection, write: Callable[..., object], arguments: tuple[Any, ...], timeout: float, spin: float
+) -> Any:
+    """Send what `write` writes for a pending reply, and wait for that among other threads: as the leader, which reads,
+    or asleep until the reply or leadership comes. Returns the reply, which is a ConnectionLost where another thread
+    found the connection broken. UnsolicitedData: nothing was sent. Other errors as of `SocketStream.round_trip`."""
+    stream = connection.stream
+    if connection.error is not None or not stream.usable():
+        raise UnsolicitedData("the connection is of no use any more")
+    end = clock() + timeout
+    pending, wake = connection.impl.PendingReply(), allocate_lock()
+    wake.acquire()
+    try:
+        write(pending, *arguments)
+        if not stream.lead(pending, wake):
+            stream.flush(timeout)
+            if not pending.ready:  # checked after `wake` was set: a reply from now on releases it
+                wake.acquire(timeout=min(timeout, TIMEOUT_MAX))
+        if stream.leads(pending):
+            stream.exchange(pending, max(0.0, end - clock()), spin)
+    finally:
+        pending.cancelled = not pending.ready  # first: no thread may make this one the leader any more
+        try:
+            stream.resign(pending)
+        except BaseException:  # interrupted in it: no other thread could resign for this pending reply
+            stream.resign(pending)
+            raise
+    if pending.ready:
+        return pending.reply
+    raise NoReply(f"no reply within {connection.reply_timeout} s")
+
+
+def _put(pending: Any, stream: Any, template: Any, token: bytes, ms: int) -> None:
+    stream.put(template, pending, b"", token, ms)
+
+
+def _holds_mutex(transport: Transport) -> bool:
+    """Whether this thread holds the mutex of the local queues, as one does that a signal handler has interrupted."""
+    mutex: Any = transport.queues.mutex
+    return bool(mutex.mine())
 
 
 def send_hand_over(transport: Transport, connection: Connection, key: bytes, token: bytes) -> Any:
@@ -235,17 +285,16 @@ def read_confirmation(transport: Transport, lease: Lease) -> None:
     confirmation = lease._confirmation
     if confirmation is None or clock() - lease._since < _YOUNG_SECONDS:
         return
-    mutex: Any = transport.queues.mutex
     connection = confirmation.carrier
     if connection is None:
         confirmation.read()
-    elif connection.error is None and not connection.stream.in_use_by_caller(mutex.mine()):
+    elif connection.error is None and not connection.stream.in_use_by_caller(_holds_mutex(transport)):
         read_now(connection)
 
 
 def read_now(connection: Connection) -> None:
     """Take the replies that have come by now, if no thread reads here."""
-    pending, wake, stream = _PENDING_REPLY(), allocate_lock(), connection.stream
+    pending, wake, stream = connection.impl.PendingReply(), allocate_lock(), connection.stream
     wake.acquire()
     try:
         if stream.lead(pending, wake):

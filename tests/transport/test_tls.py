@@ -80,6 +80,50 @@ async def test_threads_and_tasks_share_connections_over_tls(
     assert await api.together([worker(number) for number in range(8)]) == list(range(8))
 
 
+@pytest.mark.parametrize("fair", [True, False])
+async def test_threads_and_tasks_wait_over_tls(
+    api: Api, front: TlsFront, authority: Authority, server: Server, fair: bool, no_leaks: object
+) -> None:
+    """Where the thread that reads waits for a message of a grant, and the others join beside it."""
+    clients = [
+        api.client(f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file),
+        api.client(server.unix_url),
+    ]
+    holders = 0
+
+    def worker(number: int) -> object:
+        async def work() -> int:
+            nonlocal holders
+            lock = clients[number % 2].lock("a", timeout=10, fair=fair)
+            for _ in range(10):
+                await api.enter(lock)
+                holders += 1
+                await api.checkpoint()
+                assert holders == 1
+                holders -= 1
+                await api.leave(lock)
+            return number
+
+        return work
+
+    assert await api.together([worker(number) for number in range(8)]) == list(range(8))
+
+
+async def test_a_kept_name_is_recalled_over_tls(
+    api: Api, front: TlsFront, authority: Authority, server: Server, no_leaks: object
+) -> None:
+    keeper = api.client(f"rediss://localhost:{front.port}/0", ssl_ca_certs=authority.file)
+    other = api.client(server.unix_url)
+    lock = keeper.lock("a", timeout=10, keep=10)
+    while not keeper.get_stats()["kept_acquires"]:
+        await api.enter(lock)
+        await api.leave(lock)
+    wanted = other.lock("a", timeout=10)
+    await api.enter(wanted)
+    await api.leave(wanted)
+    assert keeper.get_stats()["recalls"] == 1
+
+
 async def test_certificate_of_an_unknown_authority_is_refused(api: Api, authority: Authority, server: Server) -> None:
     with TlsFront(authority, server.path) as front:
         client = api.client(f"rediss://localhost:{front.port}/0")
