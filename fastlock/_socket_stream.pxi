@@ -298,6 +298,10 @@ cdef class SocketStream(Stream):
                 return True
         return False
 
+    def half_changed(self):
+        """Whether the calling thread changes the stream: no signal handler runs meanwhile."""
+        return False
+
     cdef bint _awaited(self):
         """Whether a thread waits for a pending reply: nobody does for those to undos and unconfirmed releases."""
         cdef Py_ssize_t i

@@ -282,7 +282,7 @@ class SocketStream(Stream):
             return True
         if self._sending and self._sender == me:
             return True
-        if self._mutex._is_owned():  # a change is half done, and the leader or sender may wait for the mutex
+        if self.half_changed():  # and the leader or sender may wait for the mutex
             return True
         # Without the mutex: another thread may hold it, and wait for a mutex with which this method was called
         for pending_reply in [*self._getters(), *self._listeners]:
@@ -294,6 +294,10 @@ class SocketStream(Stream):
             ):
                 return True
         return False
+
+    def half_changed(self) -> bool:
+        """Whether the calling thread changes the stream: then a signal handler has interrupted that."""
+        return bool(self._mutex._is_owned())
 
     # a round trip
 

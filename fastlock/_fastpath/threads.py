@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from fastlock._fork import check
-from fastlock._native import EVENTLET, GEVENT, refuse_greenlet
+from fastlock._native import EVENTLET, GEVENT, in_event_loop, refuse_greenlet
 from fastlock._protocol.acquire import LAST_TRY_SECONDS
 from fastlock._protocol.base_lock import BaseLock, LockAcquire, LockRelease
 from fastlock._protocol.commands import Opcode, is_enter_reply, made_here
@@ -185,6 +185,8 @@ def _wait(lock: BaseLock, required: bool, waiter: Waiter, start: float) -> Any:
         waiter.on_wake = parker
         enqueue(transport.queues, waiter, start)
         queue = waiter.queue
+        if in_event_loop():
+            transport.warn_in_coroutine(lock.name)
         if push_connection_of(transport) is None:
             transport.wait(waiter, None if until == _INFINITE else until)
         elif queue.first() is not waiter:

@@ -604,7 +604,8 @@ class Client(Uncopyable):
         return self._transport.closed
 
     async def close(self) -> None:
-        """Close all connections, after releases that are under way (a second at most); a task that waits gets
+        """Close all connections, after releases that are under way: that takes a second or two at most, and where
+        nobody has waited for them `reply_timeout`. It goes on where its caller is cancelled. A task that waits gets
         ClientClosedError. Held locks stay until they are released or their leases end. Elections and jobs are
         cancelled, and have a second to end."""
         await stop_all(self._background)

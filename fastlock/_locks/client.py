@@ -561,8 +561,9 @@ class Client(Uncopyable):
         return self._transport.closed
 
     def close(self) -> None:
-        """Close all connections; a thread that waits gets ClientClosedError. Held locks stay until they are released or
-        their leases end. Elections and jobs are stopped, and have a second to end."""
+        """Close all connections, after releases that are under way: that takes a second or two at most, and where
+        nobody has waited for them `reply_timeout`. A thread that waits gets ClientClosedError. Held locks stay until
+        they are released or their leases end. Elections and jobs are stopped, and have a second to end."""
         stop_all(self._background)
         self._transport.close()
 

@@ -41,7 +41,7 @@ from fastlock._protocol.steps import (
 )
 from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import Broken, NoReply, broken, by_handler
-from fastlock._transport.aio_closing import TRANSPORTS, UNFINISHED, AsyncClosing, at_end
+from fastlock._transport.aio_closing import TRANSPORTS, UNFINISHED, AsyncClosing, at_end, end_unfinished
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.aio_keeping import AsyncKeeping, KeepTimer
 from fastlock._transport.internals import Wakeup, running_loop
@@ -89,7 +89,10 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self.renewals = Renewals(self.stats)
         self._renewal_timer = RenewalTimer(self)
         self._keep_timer, self.wants_recalls = KeepTimer(self), False
-        self._ending: asyncio.Task[None] | None = None  # that ends the connection of a client that was collected
+        self._ending: asyncio.Task[None] | None = (
+            None  # that ends the connection of a client that was closed or collected
+        )
+        self._delivery_end = 0.0
         self._new_queues()
 
     def _new_queues(self) -> None:
@@ -127,6 +130,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
                         )
                     )
                 self._forget_loop()
+            end_unfinished()
             self.loop, self.wakeups = loop, WakeupQueue(loop)
             self._loop_end = at_end(weakref.ref(self))
             with contextlib.suppress(StopIteration):
@@ -269,7 +273,8 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
             return self.not_sent(error)
         finally:
             if connection is not None:
-                await self._end_connection(connection, errors.ClientClosedError("this client was closed"))
+                closed = errors.ClientClosedError("this client was closed")
+                await self._end_connection(connection, closed, now() + CLOSE_SECONDS)
 
     async def _execute_once(self, request: Request | GetSession) -> Any:
         try:

@@ -15,7 +15,6 @@ from typing import Any
 
 from fastlock import _errors as errors
 from fastlock._fork import check
-from fastlock._protocol import handshake
 from fastlock._protocol.lease import now
 from fastlock._protocol.steps import backoff
 from fastlock._stream_errors import by_handler
@@ -26,6 +25,8 @@ from fastlock._transport.internals import Wakeup
 from fastlock._transport.renewing import RenewalTimer
 from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, removed
 
+SHORTEST = 0.1  # seconds that each try gets at least
+
 
 class AsyncClosing(AsyncUndos):
     """How an `AsyncTransport` ends."""
@@ -34,7 +35,8 @@ class AsyncClosing(AsyncUndos):
     releases: int  # releases under way that take more than one command
     _closing: list[Wakeup]  # what each `close` that is under way awaits
     _connecting: asyncio.Task[AsyncConnection] | None
-    _ending: asyncio.Task[None] | None  # that ends the connection of a client that was collected
+    _delivery_end: float  # until when what is pending is delivered, once the client ends
+    _ending: asyncio.Task[None] | None  # that ends the connection of a client that was closed or collected
     _keep_timer: KeepTimer
     _loop_end: Any  # a generator that the loop closes when it ends: see `at_end`
     _renewal_timer: RenewalTimer
@@ -57,26 +59,35 @@ class AsyncClosing(AsyncUndos):
         loop = asyncio.get_running_loop()
         if self.loop is not None:
             self._bind(loop)  # raises if the client belongs to another loop
-        end = 0.0
+        ending = self._ending
+        if ending is None or ending.done() or ending.get_loop() is not loop:
+            self._ending = ending = loop.create_task(self._end(), name="fastlock: close")
+        # A caller that is cancelled leaves, and what is pending is delivered all the same
+        await asyncio.shield(ending)
+
+    async def _end(self) -> None:
+        """What `close` does, once for all that call it meanwhile. Cancelled, as by `asyncio.run` when its loop ends, it
+        leaves the rest to `leave_loop`."""
+        self._delivery_end = end = self.delivery_end()
         try:
             if self.loop is not None:
                 await asyncio.sleep(0)  # lets a release begin whose task was just created
                 self.queues.ended = True
-                end = self.delivery_end()
+                self._delivery_end = end = self.delivery_end()
                 self.release_kept(self.queues.recalls_heard(False))
                 await self._flush_undos()
         finally:
             await self._shut(end)
-            await self._flush_after_close(end)
+            await self._flush_after_close()
+        self._stop_watching_loop()
 
-    async def _flush_after_close(self, end: float = 0.0) -> None:
-        """Send the pending undos of a closed client, as nothing else would. It is tried again until `end`, or as
-        `delivery_end` says."""
+    async def _flush_after_close(self) -> None:
+        """Send the pending undos of a closed client, as nothing else would."""
         self._undelay()
         if self.pending_undos and self.ever_connected:
-            await self._deliver(errors.ClientClosedError("this client was closed"), max(end, self.delivery_end()))
-            left = [each for each in list(self.pending_undos) if removed(self.pending_undos, each)]
-            handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
+            end = max(self._delivery_end, now() + CLOSE_SECONDS)
+            await self._deliver(errors.ClientClosedError("this client was closed"), end)
+            self.give_up([each.undo for each in list(self.pending_undos) if removed(self.pending_undos, each)])
 
     async def flush_if_closed(self) -> None:
         """If the client is closed, send its pending undos at once: nothing else would."""
@@ -85,26 +96,27 @@ class AsyncClosing(AsyncUndos):
 
     async def _deliver(self, ended: Exception, end: float) -> None:
         """Send the pending undos over connections for them alone, until all are answered, or until `end`."""
-        failures = 0
+        tries = 0
         while self.pending_undos:
             try:
                 connecting = self._connect(asyncio.get_running_loop(), last=True)
-                await self._end_connection(await asyncio.wait_for(connecting, CLOSE_SECONDS), ended, end)
+                timeout = min(CLOSE_SECONDS, max(SHORTEST, end - now()))
+                await self._end_connection(await asyncio.wait_for(connecting, timeout), ended, end)
             except Exception as error:
                 if by_handler(error):
                     raise
                 if not isinstance(error, (*CONNECT_ERRORS, TimeoutError)):  # a credential provider's
                     return
             self._undelay()
-            failures += 1
+            tries += 1
             if not self.pending_undos or now() >= end:
                 return
-            await asyncio.sleep(max(0.0, min(backoff(failures), end - now())))
+            await asyncio.sleep(max(0.0, min(backoff(tries), end - now())))
 
-    async def _end_connection(self, connection: AsyncConnection, error: Exception, end: float = 0.0) -> None:
+    async def _end_connection(self, connection: AsyncConnection, error: Exception, end: float) -> None:
         """End a connection, after all that is in flight was answered, or at `end`."""
         try:
-            await connection.drain(max(end, now() + CLOSE_SECONDS))
+            await connection.drain(end)
         finally:
             if self.connection is connection:
                 self.connection = self.open_stream = None
@@ -113,7 +125,6 @@ class AsyncClosing(AsyncUndos):
 
     async def _shut(self, end: float) -> None:
         self.closed, self.open_stream = True, None
-        self._stop_watching_loop()
         self._renewal_timer.stop()
         self._keep_timer.stop()
         connection, connecting = self.connection, self._connecting
@@ -129,7 +140,8 @@ class AsyncClosing(AsyncUndos):
             await asyncio.wait([connecting], timeout=CLOSE_SECONDS)
             await asyncio.sleep(0)  # as in `_end_connection`
         if connection is not None:
-            await self._end_connection(connection, errors.ClientClosedError("this client was closed"), end)
+            error = errors.ClientClosedError("this client was closed")
+            await self._end_connection(connection, error, max(until, self.drain_end(connection, end)))
         await self._renewal_timer.join(CLOSE_SECONDS)
         self.cancel_shared_timeouts()
 
@@ -173,24 +185,28 @@ class AsyncClosing(AsyncUndos):
 
     async def leave_loop(self) -> None:
         """The loop is about to end: send the pending undos and close the connection, as nothing else would."""
-        if self._ending is not None:  # cancelled, or still at it
+        if self._ending is not None and not self._ending.done():
             await asyncio.wait([self._ending])
         self._loop_end = None
         self._renewal_timer.stop()
         self._keep_timer.stop()
-        ended, end = EOFError("its event loop ends"), self.delivery_end()
+        ended, until = EOFError("its event loop ends"), now() + CLOSE_SECONDS
+        if not self.closed:
+            self._delivery_end = self.delivery_end()
+        end = self._delivery_end  # else who closed it was cancelled
         self.release_kept(self.queues.recalls_heard(False))
         try:
             await self._flush_undos()
         finally:
             if self.connection is not None and self.connection.error is None:
-                await self._end_connection(self.connection, ended, end)
+                await self._end_connection(self.connection, ended, max(until, self.drain_end(self.connection, end)))
         self._undelay()
-        if self.closed:  # it was collected: there is no next loop
-            await self._flush_after_close(end)
+        if self.closed:
+            await self._flush_after_close()
         elif self.ever_connected:  # undos may wait for the next loop, but not a release that was sent
-            await self._deliver(ended, end if self.unheard() else 0.0)
-            handshake.warn_of_pending_undos(self.endpoint, (name for each in self.unheard() for name in each.names))
+            await self._deliver(ended, max(end if self.unheard() else 0.0, now() + CLOSE_SECONDS))
+            self.give_up([])
+        await self._renewal_timer.join(CLOSE_SECONDS)
 
     def _stop_watching_loop(self) -> None:
         """Close the generator that waits for the loop's end."""
@@ -208,6 +224,7 @@ class AsyncClosing(AsyncUndos):
         if connection is not None and connection.error is None:
             pending = pending or connection.stream.pending  # an undo may be in flight, and have to be sent again
         loop = self.loop if connection is None else connection.loop
+        end_unfinished()
         if pending and loop is not None and not loop.is_closed():
             UNFINISHED.add(self)
             try:
@@ -224,6 +241,14 @@ class AsyncClosing(AsyncUndos):
         with contextlib.suppress(RuntimeError):  # the loop was closed
             connection.loop.call_soon_threadsafe(connection.fail, error)
 
+    def loop_was_closed(self) -> None:
+        """Close the connection, and give up what is pending: nobody closed this client, nor ended its loop in order."""
+        self._stop_watching_loop()
+        if self.connection is not None:
+            self.connection.fail(errors.ClientClosedError("nobody holds this client"))
+        self._undelay()
+        self.give_up([each.undo for each in self.pending_undos])
+
     def _begin_to_end(self) -> None:
         if self.loop is not None:
             self._ending = self.loop.create_task(self._end_collected(), name="fastlock: end")
@@ -232,11 +257,11 @@ class AsyncClosing(AsyncUndos):
         """Deliver what is pending of a client that was collected. Cancelled, as by `asyncio.run` when its loop ends,
         that is left to `leave_loop`."""
         error = errors.ClientClosedError("nobody holds this client")
-        end = self.delivery_end()
+        self._delivery_end, until = self.delivery_end(), now() + CLOSE_SECONDS
         self.release_kept(self.queues.recalls_heard(False))
-        if self.connection is not None:
-            await self._end_connection(self.connection, error, end)
-        await self._flush_after_close(end)
+        if (connection := self.connection) is not None:
+            await self._end_connection(connection, error, max(until, self.drain_end(connection, self._delivery_end)))
+        await self._flush_after_close()
         self._stop_watching_loop()
         UNFINISHED.discard(self)
 
@@ -254,12 +279,23 @@ async def at_end(transport: weakref.ref[AsyncClosing]) -> AsyncGenerator[None, N
 
 
 UNFINISHED: set[AsyncClosing] = set()  # that were collected, while something was pending
+
+
+def end_unfinished() -> None:
+    """Close the connections of clients that were collected, whose loop was closed before it could do that."""
+    for transport in list(UNFINISHED):
+        if transport.loop is None or transport.loop.is_closed():
+            UNFINISHED.discard(transport)
+            transport.loop_was_closed()
+
+
 TRANSPORTS: weakref.WeakSet[AsyncClosing] = weakref.WeakSet()
 
 
 def _close_leftovers() -> None:
     """As the interpreter ends, close the connections whose loop was closed: nothing else closes them."""
     check()
+    end_unfinished()
     for transport in list(TRANSPORTS):
         if transport.connection is not None and transport.connection.loop.is_closed():
             transport.close_collected()

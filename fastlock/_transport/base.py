@@ -15,6 +15,7 @@ from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.batch_operations import InterruptedRelease
 from fastlock._protocol.commands import token_matches
+from fastlock._protocol.handshake import warn_of_pending_undos
 from fastlock._protocol.lease import Lease, Lost, is_inherited, now
 from fastlock._protocol.local_queue import LocalQueues
 from fastlock._protocol.losses import warn_of_loss
@@ -163,6 +164,18 @@ class Transport:
         time = now()
         latest = max([each.end for each in self.unheard()], default=0.0)
         return max(time + CLOSE_SECONDS, min(latest, time + self.settings.reply_timeout))
+
+    def drain_end(self, connection: Any, end: float) -> float:
+        """Until when a client that ends waits for answers over a connection: where releases are among them that nobody
+        has waited for, half of the time is left for sending them again over another. 0.0: there are none."""
+        carries = any(each.carrier is connection for each in list(self.unconfirmed.values()))
+        return (now() + end) / 2 if carries else 0.0
+
+    def give_up(self, undos: list[Undo]) -> None:
+        """Note what a client that ends could not deliver, and warn of it."""
+        undos += self.unheard()
+        self.unconfirmed.clear()
+        warn_of_pending_undos(self.endpoint, (name for each in undos for name in each.names))
 
     def prepare_to_keep(self, key: bytes) -> None:
         """A lock that keeps its leases asks the server for this name: release one that is kept and does not last, and

@@ -11,15 +11,15 @@ import contextlib
 import time
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from fastlock import _errors as errors
 from fastlock._fork import check
-from fastlock._protocol import handshake
 from fastlock._protocol.lease import now
 from fastlock._protocol.steps import backoff
 from fastlock._protocol.undo import Undo
-from fastlock._stream_errors import by_handler
+from fastlock._stream_errors import NoReply, by_handler
 from fastlock._transport.base import Transport
 from fastlock._transport.keeping import KeepThread
 from fastlock._transport.renewing import RenewalThread
@@ -31,16 +31,21 @@ if TYPE_CHECKING:
     from fastlock._transport.sync import SyncTransport
 
 
+SHORTEST = 0.1  # seconds that each try gets at least
+
+
 class SyncClosing(Transport):
     """How a `SyncTransport` ends."""
 
     _closing: Any
     _changed: Any
+    _delivering: Any  # a lock
+    _end: float  # until when what is pending is delivered, once the client was closed
     _ended: bool
     _keep_thread: KeepThread
     _renewal_thread: RenewalThread
 
-    def flush_pending_undos(self) -> None:
+    def flush_pending_undos(self, until: float | None = None) -> None:
         raise NotImplementedError
 
     def flush_undos_over(self, connection: Connection) -> None:
@@ -58,7 +63,7 @@ class SyncClosing(Transport):
         Waiters get ClientClosedError."""
         check()
         self.queues.ended = True
-        end = self.delivery_end()
+        self._end = end = self.delivery_end()
         try:
             self.release_kept(self.queues.recalls_heard(False))
             self.flush_pending_undos()
@@ -69,21 +74,31 @@ class SyncClosing(Transport):
                 self._ended = True
                 self._renewal_thread.wake()  # to end
                 self._keep_thread.stop()
-            self.flush_after_close(end)
+            self._deliver_last(max(end, now() + CLOSE_SECONDS))
             self._await_apart()
 
-    def flush_after_close(self, end: float = 0.0) -> None:
+    def flush_after_close(self) -> None:
         """Send the pending undos of a closed client, in the thread that left them: the client will have no other
-        connection over which they could go. It is tried again until `end`, or as `delivery_end` says."""
-        if self.pending_undos and self._ended and self.ever_connected:
-            self._deliver(self._flush_over_last, max(end, self.delivery_end()))
-            with self._mutex:
-                left = [each for each in list(self.pending_undos) if removed(self.pending_undos, each)]
-            handshake.warn_of_pending_undos(self.endpoint, (name for each in left for name in each.undo.names))
+        connection over which they could go."""
+        if self.pending_undos and self._ended:
+            self._deliver_last(max(self._end, now() + CLOSE_SECONDS))
+
+    def _deliver_last(self, end: float) -> None:
+        """Send what is pending of a closed client, and give it up at `end`; one thread does so, the others wait."""
+        mine = False
+        try:
+            # No signal handler runs between the two, but in the call
+            (mine,) = map(self._delivering.acquire, (True,), (max(0.0, end - now()),))
+            if self.pending_undos and self.ever_connected:
+                self._deliver(self._flush_over_last, end)
+            self.give_up([each.undo for each in list(self.pending_undos) if removed(self.pending_undos, each)])
+        finally:
+            if mine:
+                self._delivering.release()
 
     def _deliver(self, flush: Any, end: float) -> None:
         """Call `flush`, which is to send the pending undos and read their answers before `end`, until none is left."""
-        failures = 0
+        tries = 0
         while True:
             try:
                 flush(end)
@@ -92,14 +107,15 @@ class SyncClosing(Transport):
                     raise
                 if not isinstance(error, CONNECT_ERRORS):  # a credential provider's: asking again would not help
                     return
-            failures += 1
+            tries += 1
             if not self.pending_undos or now() >= end:
                 return
-            time.sleep(max(0.0, min(backoff(failures), end - now())))
+            time.sleep(max(0.0, min(backoff(tries), end - now())))
 
     def _flush_over_last(self, end: float) -> None:
         """Send the pending undos of a closed client over a connection for them alone, and read the answers."""
-        connection = Connection(cast("SyncTransport", self), replace(self.settings, connect_timeout=CLOSE_SECONDS))
+        timeout = min(CLOSE_SECONDS, max(SHORTEST, end - now()))
+        connection = Connection(cast("SyncTransport", self), replace(self.settings, connect_timeout=timeout))
         try:
             connection.last = True
             self.flush_undos_over(connection)
@@ -122,7 +138,7 @@ class SyncClosing(Transport):
         until = now() + CLOSE_SECONDS
         self._await_waiters(until)
         for connection in connections:
-            connection.drain(max(until, end))
+            connection.drain(max(until, self.drain_end(connection, end)))
             connection.fail(errors.ClientClosedError("this client was closed"))
         self.queues.drop_connections()
 
@@ -140,21 +156,29 @@ class SyncClosing(Transport):
             wake = self._changed.expect()
             self._changed.wait(wake, until - now() if self.queues.by_entry else 0.0)
 
-    def end_with_interpreter(self, until: float) -> None:
+    def send_at_exit(self, until: float) -> None:
         """As the interpreter ends: send the pending undos, while Python runs."""
-        end = max(until, self.delivery_end())
         if not self.closed:
             # A credential provider may raise, which must not cost the other clients their undos
             with contextlib.suppress(Exception):
                 self.release_kept(self.queues.recalls_heard(False))
-                self.flush_pending_undos()
+                self.flush_pending_undos(max(until, now() + SHORTEST))
+
+    def deliver_at_exit(self, until: float, end: float) -> None:
+        """Read the answers, until `until`; releases that callers count on are sent again, until `end`."""
+        if self.closed:
+            if self.connections or self.pending_undos or self.unconfirmed:  # who closed it was interrupted
+                end = max(self._end, now() + CLOSE_SECONDS)
+                self._end_connections(end)
+                self._deliver_last(end)
+            return
         for connection in list(self.connections):
-            connection.drain(end)
-        if not self.closed:
-            if self.pending_undos:  # a connection broke with a release in flight that nobody waited for
-                self._deliver(self._flush_and_drain, max(end, now() + CLOSE_SECONDS))
-            undos = [*(each.undo for each in self.pending_undos), *self.unheard()]
-            handshake.warn_of_pending_undos(self.endpoint, (name for each in undos for name in each.names))
+            connection.drain(max(until, self.drain_end(connection, end), now() + SHORTEST))
+            if any(each.carrier is connection for each in list(self.unconfirmed.values())):
+                connection.fail(NoReply("no reply as the process ends"))
+        if self.pending_undos:
+            self._deliver(self._flush_and_drain, max(end, now() + SHORTEST))
+        self.give_up([each.undo for each in list(self.pending_undos)])
         self._await_apart()
         # Here, as objects are collected in no order now: a socket may go before its connection
         for connection in list(self.idle):
@@ -163,7 +187,7 @@ class SyncClosing(Transport):
 
     def _flush_and_drain(self, end: float) -> None:
         """Send the pending undos, and read the answers."""
-        self.flush_pending_undos()
+        self.flush_pending_undos(end)
         for connection in list(self.connections):
             connection.drain(end)
 
@@ -172,16 +196,19 @@ TRANSPORTS: weakref.WeakSet[SyncClosing] = weakref.WeakSet()
 
 
 def end_all() -> None:
-    """As the interpreter ends, send the pending undos of all clients that still live."""
+    """As the interpreter ends, send the pending undos of all clients that still live, and see to it that they arrive:
+    the time for that is theirs together, as is that of a call which was interrupted."""
     check()
     until = now() + CLOSE_SECONDS
+    ends = [(each, each.delivery_end()) for each in list(TRANSPORTS)]
     raised: BaseException | None = None
-    for transport in list(TRANSPORTS):
+    sends = [partial(transport.send_at_exit, until) for transport, _ in ends]
+    for step in [*sends, *(partial(transport.deliver_at_exit, until, end) for transport, end in ends)]:
         try:
-            transport.end_with_interpreter(until)
+            step()
         except BaseException as error:  # raised by a signal handler, which must not cost any client its undos
             raised = error
-            transport.end_with_interpreter(until)
+            step()
     if raised is not None:
         raise raised
 

@@ -104,8 +104,9 @@ class KeepThread:
         """The client was closed: end the thread."""
         if self._closing.locked():
             self._closing.release()
-        if self._connection is not None:
-            self._connection.fail(errors.ClientClosedError("this client was closed"))
+        connection = self._connection  # the thread may set it to None meanwhile
+        if connection is not None:
+            connection.fail(errors.ClientClosedError("this client was closed"))
 
     def _run(self) -> None:
         if not self._runs.acquire(blocking=False):

@@ -44,7 +44,7 @@ from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import Broken, NoReply, UnsolicitedData, by_handler
 from fastlock._transport import waiting
 from fastlock._transport.closing import TRANSPORTS, SyncClosing, end_all
-from fastlock._transport.keeping import KeepThread, SyncKeeping
+from fastlock._transport.keeping import KeepThread, SyncKeeping, end_with_child
 from fastlock._transport.owners import ThreadOwner
 from fastlock._transport.parker import Parking
 from fastlock._transport.posted import PostedRelease
@@ -71,7 +71,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
         self.impl = impl
         self.closed = False
         self.warned = False  # whether this client has warned that the server refuses a command
-        self._warned_of_loop = False  # whether this client has warned that somebody waits in a coroutine
+        self.warned_of_loop = False  # whether this client has warned that somebody waits in a coroutine
         self._ended = False  # whether the client was closed and all its connections were ended
         # Whether there ever was a connection: before the first one an error is a wrong setting, not an outage
         self.ever_connected = False
@@ -96,6 +96,8 @@ class SyncTransport(SyncKeeping, SyncClosing):
         self.renewals = Renewals(self.stats)
         self._renewal_thread = RenewalThread(self)
         self._keep_thread = KeepThread(self, end_all)
+        self._delivering = native.RLock()
+        self._end = 0.0
         self.turn_end = self.taken_at = 0.0
         self._queue_mutex: Any = self.impl.Mutex()
         self.queues = LocalQueues(self._queue_mutex, self.stats)
@@ -181,10 +183,14 @@ class SyncTransport(SyncKeeping, SyncClosing):
     def wait(self, waiter: Waiter, until: float | None) -> None:
         """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come."""
         native.refuse_greenlet(f"{waiter.name!r} is held")
-        if not self._warned_of_loop and native.in_event_loop():
-            self._warned_of_loop = True
-            warn_of_loop(waiter.name)
+        self.warn_in_coroutine(waiter.name)
         waiting.wait(self, waiter, math.inf if until is None else until)
+
+    def warn_in_coroutine(self, name: object) -> None:
+        """Warn, once, of a caller that waits in a coroutine."""
+        if not self.warned_of_loop and native.in_event_loop():
+            self.warned_of_loop = True
+            warn_of_loop(name)
 
     def _listening(self, until: float | None) -> Connection:
         """The push connection, a new one where there is none that this thread may use. It is not among the idle ones
@@ -326,6 +332,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
         return list(dict.fromkeys(each for each in carriers if each.error is None))
 
     def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
+        end_with_child(end_all)
         connection: Any = None
         owner = False
         try:
@@ -513,9 +520,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
             self._post(free, delivery)
             return
         self.defer(delivery)
-        if (
-            connections
-        ):  # a signal handler has interrupted this thread in sending: what it sends there waits for its end
+        if connections:  # a signal handler has interrupted this thread in sending
             self.flush_pending_undos()
         self.flush_after_close()
 
@@ -533,14 +538,15 @@ class SyncTransport(SyncKeeping, SyncClosing):
             if taken and connection.error is None:
                 self.idle.append(connection)
 
-    def flush_pending_undos(self) -> None:
+    def flush_pending_undos(self, until: float | None = None) -> None:
         """Send the pending undos now, if the server can be reached: a caller that was interrupted may never use this
-        client again."""
+        client again. until: when a new connection must have come up; None: within CLOSE_SECONDS."""
         if self.pending_undos and self.ever_connected:
             try:
-                connection, owner = self._get_connection(now())
+                connection, owner = self._get_connection(now() if until is None else until, until is not None)
                 try:
-                    self.flush_undos_over(connection)
+                    if not connection.stream.half_changed():  # else they go with the next request
+                        self.flush_undos_over(connection)
                 finally:
                     if owner and connection.error is None:
                         self.idle.append(connection)

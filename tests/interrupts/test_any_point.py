@@ -260,3 +260,30 @@ def test_a_handler_gets_what_is_free_and_what_it_releases_is_delivered(
         if not called:
             break
     assert step > 1
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+def test_a_handler_on_the_only_connection_does_not_mix_up_whom_it_interrupts(
+    impl: str, server: Server, no_leaks: Any
+) -> None:
+    """It wants a name that is kept, whose release cannot be sent before the interrupted code is done."""
+    for step in itertools.count(1):
+        with fastlock.Client.from_url(server.unix_url, reply_timeout=600, max_connections=1) as client:
+            kept, lock = client.lock(NAME, timeout=600, keep=600), client.lock("free", timeout=600)
+            while not client._transport.queues.kept:
+                with kept:
+                    pass
+
+            def wanted(client: fastlock.Client = client) -> None:
+                try:
+                    with client.lock(NAME, timeout=600, blocking=False, thread_local=False):
+                        pass
+                except (RuntimeError, fastlock.LockNotAcquiredError) as error:
+                    assert "max_connections" in str(error) or isinstance(error, fastlock.LockError)
+
+            called = call_at(step, STACK, lambda lock=lock: lock.acquire(blocking=False), wanted)
+            assert lock.owned(), f"point {step}: nobody else wants it"
+            lock.release()
+        if not called:
+            break
+    assert step > 1

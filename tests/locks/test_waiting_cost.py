@@ -312,10 +312,12 @@ async def test_who_waits_in_a_coroutine_by_a_client_for_threads_is_told(
     client = api.client(server.unix_url)
 
     async def handle() -> bool:
-        return bool(client.lock(NAME, blocking_timeout=0.01).acquire())
+        return bool(client.lock(NAME, blocking_timeout=0.05).acquire())
 
-    assert client.lock(NAME, blocking_timeout=0.01).acquire() is False and not caplog.records
-    while not caplog.records:  # its time may pass before it waits
+    while not client.get_stats()["waits"]:  # its time may pass before it waits
+        assert client.lock(NAME, blocking_timeout=0.05).acquire() is False
+    assert not caplog.records
+    while not caplog.records:
         assert asyncio.run(handle()) is False
     assert asyncio.run(handle()) is asyncio.run(handle()) is False
     (record,) = caplog.records

@@ -176,6 +176,9 @@ class Stream:
     def in_use_by_caller(self, locks: bool) -> bool:
         return False
 
+    def half_changed(self) -> bool:
+        return False
+
     def take_pending(self, into: list[Any]) -> list[Any]:
         requests = [*self.line.requests, *(request for request, _ in self.line.arrived if request is not None)]
         ahead = [pending for request in requests for _, pending in request.ahead] + [p for _, p in self.line.ahead]

@@ -295,7 +295,7 @@ async def test_an_interrupt_at_exit_costs_no_client_its_undos(
     monkeypatch.setattr(closing, "TRANSPORTS", mine)
     flushed: list[Any] = []
 
-    def flush(transport: Any) -> None:
+    def flush(transport: Any, until: Any = None) -> None:
         flushed.append(transport)
         if len(flushed) == 1:
             raise SystemExit("by a signal handler")

@@ -1,0 +1,332 @@
+"""What a client that ends delivers, however it ends: closed by several at once, cancelled or interrupted in that,
+dropped, or with its process. Whoever ends it returns when that is done, in the time that is documented, and says what
+is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from support.apis import Api
+from support.child_client import NAME, ROOT, SOON, until
+from support.faultproxy import FaultProxy, stall
+
+import fastlock
+import fastlock.asyncio
+from fastlock._protocol.lease import now
+from fastlock._transport import aio_closing, base, closing
+from fastlock._transport.aio_connection import AsyncConnection
+from fastlock._transport.sync_connection import Connection
+from fastlock.embedded import Server
+
+pytestmark = [pytest.mark.usefixtures("impl"), pytest.mark.parametrize("server", ["valkey"], indirect=True)]
+threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
+tasks_only = pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+LEFT = "b'sku' may stay locked until the lease ends"
+
+
+async def released(api: Api, proxy: FaultProxy, client: Any) -> Any:
+    """A release that the server does not get, and for which nobody waits; returns what holds it up."""
+    lock = client.lock(NAME, timeout=600)
+    await api.enter(lock)
+    armed = proxy.arm(stall("request"), command="EVALSHA", times=1)
+    await api.leave(lock)
+    await until(api, lambda: armed.fired, "the release")
+    return armed
+
+
+@pytest.fixture
+def drains(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Until when answers are read over each connection that ends; what is waited for otherwise takes no time."""
+    ends: list[float] = []
+
+    def noting(drain: Callable[[Any, float], Any]) -> Callable[[Any, float], Any]:
+        def drained(connection: Any, end: float) -> Any:
+            ends.append(end)
+            return drain(connection, end)
+
+        return drained
+
+    for kind in (Connection, AsyncConnection):
+        monkeypatch.setattr(kind, "drain", noting(kind.drain))
+    for module in (base, closing, aio_closing):
+        monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(closing, "SHORTEST", 0.01)
+    return ends
+
+
+async def test_whoever_closes_returns_when_all_is_delivered(api: Api, proxy: FaultProxy, probe: redis.Redis) -> None:
+    client = api.client(proxy.url, confirm_release=False)
+    await released(api, proxy, client)
+
+    async def close() -> int:
+        await api.get(client.close())
+        return int(probe.exists(NAME))
+
+    first = api.start(close)
+    await until(api, lambda: client._transport.closed, "it closes")
+    again = proxy.arm(stall("request"), command="EVALSHA", times=1)
+    proxy.cut()
+    await until(api, lambda: again.fired, "the release is sent over a connection for it alone")
+    second, later = api.start(close), threading.Timer(0.1, again.resume)  # by then the second had returned
+    later.start()
+    assert [await first.get(SOON), await second.get(SOON)] == [0, 0]
+
+
+async def test_closing_takes_as_long_as_a_release_that_waits(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, drains: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not once more as long for another connection."""
+    client = api.client(proxy.url, confirm_release=False, reply_timeout=1)
+    await released(api, proxy, client)
+    proxy.arm(stall("request"), command="EVALSHA")
+    begun = now()
+    await api.get(client.close())
+    assert len(drains) == 2 and drains[0] < begun + 0.9 < drains[1] < begun + 1.4
+    assert LEFT in caplog.text and not client._transport.unconfirmed
+    probe.delete(NAME)
+
+
+@threads_only
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_clients_share_the_time_that_their_process_has_to_end(
+    api: Api,
+    proxy: FaultProxy,
+    probe: redis.Redis,
+    drains: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    interrupted: bool,
+) -> None:
+    """Also where the user interrupts it."""
+    clients = [api.client(proxy.url, confirm_release=False, reply_timeout=0.5) for _ in range(4)]
+    locks = [client.lock(f"{number}") for number, client in enumerate(clients)]
+    for lock in locks:
+        await api.enter(lock)
+    proxy.arm(stall("request"), command="EVALSHA")
+    for lock in locks:
+        await api.leave(lock)
+    deliver, left = closing.SyncClosing.deliver_at_exit, [*range(interrupted)]
+
+    def delivered(transport: Any, *until: float) -> None:
+        deliver(transport, *until)
+        if left:
+            left.clear()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(closing.SyncClosing, "deliver_at_exit", delivered)
+    monkeypatch.setattr(closing, "TRANSPORTS", [client._transport for client in clients])
+    begun = now()
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            closing.end_all()
+    else:
+        closing.end_all()
+    assert begun + 0.4 < max(drains) < begun + 0.9
+    probe.flushdb()
+
+
+@threads_only
+async def test_what_an_interrupted_close_leaves_is_delivered_with_the_process(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = api.client(proxy.url, confirm_release=False)
+    armed = await released(api, proxy, client)
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "drain", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+    proxy.refuse()
+    proxy.cut()
+    assert armed.fired and probe.exists(NAME)
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(closing, "backoff", lambda _: signal.raise_signal(signal.SIGINT))
+        client.close()
+    proxy.admit()
+    monkeypatch.setattr(closing, "TRANSPORTS", [client._transport])
+    closing.end_all()
+    assert not probe.exists(NAME)
+
+
+@tasks_only
+async def test_who_cancels_a_close_has_it_delivered_all_the_same(
+    api: Api, proxy: FaultProxy, probe: redis.Redis
+) -> None:
+    client = api.client(proxy.url, confirm_release=False)
+    armed = await released(api, proxy, client)
+    closing = asyncio.create_task(client.close())
+    await until(api, lambda: client._transport.closed, "it closes")
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert armed.fired and probe.exists(NAME)
+    proxy.cut()
+    await until(api, lambda: not probe.exists(NAME), "the release")
+    await client.close()
+
+
+@tasks_only
+async def test_a_close_that_is_cancelled_as_its_loop_ends_is_completed(
+    api: Api, proxy: FaultProxy, probe: redis.Redis
+) -> None:
+    async def main() -> None:
+        client = fastlock.asyncio.Client.from_url(proxy.url, confirm_release=False)
+        armed = await released(api, proxy, client)
+        closing = asyncio.create_task(client.close())
+        await until(api, lambda: client._transport.closed, "it closes")
+        closing.cancel()
+        proxy.cut()
+        assert armed.fired
+
+    await asyncio.to_thread(asyncio.run, main())
+    assert not probe.exists(NAME) and not aio_closing.UNFINISHED
+
+
+@tasks_only
+async def test_a_client_whose_loop_was_closed_by_hand_is_let_go(
+    api: Api, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says what it leaves, and its socket is closed by the time that the next client begins."""
+
+    def run() -> None:
+        loop = asyncio.new_event_loop()
+        client = fastlock.asyncio.Client.from_url(server.unix_url, confirm_release=False)
+        lock = client.lock(NAME)
+        loop.run_until_complete(lock.acquire())
+        loop.run_until_complete(lock.release())
+        del client, lock
+        gc.collect()
+        loop.close()
+
+    caplog.set_level(logging.WARNING, logger="fastlock")
+    sockets = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        await asyncio.to_thread(run)
+        probe.delete(NAME)
+        assert len(aio_closing.UNFINISHED) <= 1
+    aio_closing.end_unfinished()
+    gc.collect()
+    assert not aio_closing.UNFINISHED and len(os.listdir("/proc/self/fd")) <= sockets
+
+
+@tasks_only
+async def test_a_client_that_has_given_up_is_let_go(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, drains: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = api.client(proxy.url, confirm_release=False, reply_timeout=0.1)
+    await released(api, proxy, client)
+    proxy.arm(stall("request"), command="EVALSHA")
+    await client.close()
+    transport = client._transport
+    transport.close_collected()  # as it is called when the client is collected
+    assert LEFT in caplog.text and not aio_closing.UNFINISHED
+    probe.delete(NAME)
+
+
+@tasks_only
+@pytest.mark.parametrize("closes", [False, True])
+async def test_what_a_loss_has_begun_ends_before_the_loop(api: Api, server: Server, closes: bool) -> None:
+    told: list[str] = []
+
+    async def lost(lease: fastlock.Lease) -> None:
+        told.append("begun")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        told.append("done")
+
+    async def main() -> None:
+        client = fastlock.asyncio.Client.from_url(server.unix_url, confirm_release=False)
+        async with client.lock(NAME, on_lost=lost):
+            with redis.Redis.from_url(server.unix_url) as other:
+                other.delete(NAME)
+        if closes:
+            await client.close()
+
+    await asyncio.to_thread(asyncio.run, main())
+    assert told == ["begun", "done"]
+
+
+def use_and_end(url: str, used: Any, went: Any) -> None:
+    """What a child process does: nothing closes its client."""
+    client = fastlock.Client.from_url(url, confirm_release=False)
+    globals()["client"] = client
+    lock = client.lock(NAME)
+    lock.acquire()
+    lock.release()
+    used.set()
+    went.wait()
+
+
+@threads_only
+async def test_a_child_of_multiprocessing_delivers_it(api: Api, proxy: FaultProxy, probe: redis.Redis) -> None:
+    """Such a process ends without what `atexit` has."""
+    fork = multiprocessing.get_context("fork")
+    used, went = fork.Event(), fork.Event()
+    armed = proxy.arm(stall("request"), command="EVALSHA", times=1)
+    child = fork.Process(target=use_and_end, args=(proxy.url, used, went))
+    child.start()
+    await until(api, lambda: used.is_set() and armed.fired, "the release")
+    proxy.cut()
+    went.set()
+    await until(api, lambda: child.exitcode is not None, "its end")
+    assert child.exitcode == 0 and not probe.exists(NAME)
+
+
+PROGRAMS = {
+    "threads": """
+client = fastlock.Client.from_url(os.environ["SERVER"], confirm_release=False)
+lock = client.lock("sku")
+lock.acquire()
+print("acquired", flush=True)
+input()
+lock.release()
+""",
+    "asyncio": """
+async def main():
+    clients.append(fastlock.asyncio.Client.from_url(os.environ["SERVER"], confirm_release=False))
+    lock = clients[0].lock("sku")
+    await lock.acquire()
+    print("acquired", flush=True)
+    input()
+    await lock.release()
+clients = []
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_process_that_ends_tries_again(server: Server, impl: str, probe: redis.Redis, program: str) -> None:
+    """As its server is read-only for a moment."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import asyncio, os, fastlock, fastlock.asyncio\n" + PROGRAMS[program]],
+        env={**os.environ, "SERVER": server.url, "PYTHONPATH": str(ROOT), "FASTLOCK_IMPL": impl},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == "acquired\n"
+
+        def sent() -> int:
+            return int(probe.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+        before = sent()
+        probe.replicaof("127.0.0.1", 1)
+        try:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            while sent() < before + 4:
+                assert process.poll() is None, "it has ended without it"
+        finally:
+            probe.replicaof("NO", "ONE")
+        assert process.communicate(timeout=50) == ("", "") and process.returncode == 0
+    assert not probe.exists(NAME)
