@@ -95,13 +95,14 @@ class AsyncClosing(AsyncUndos):
             await self._flush_after_close()
 
     async def _deliver(self, ended: Exception, end: float) -> None:
-        """Send the pending undos over connections for them alone, until all are answered, or until `end`."""
-        tries = 0
+        """Send the pending undos over connections for them alone, once, and again before `end`, until all are
+        answered."""
+        tries, latest = 0, max(end, now() + CLOSE_SECONDS)
         while self.pending_undos:
             try:
                 connecting = self._connect(asyncio.get_running_loop(), last=True)
-                timeout = min(CLOSE_SECONDS, max(SHORTEST, end - now()))
-                await self._end_connection(await asyncio.wait_for(connecting, timeout), ended, end)
+                timeout = min(CLOSE_SECONDS, max(SHORTEST, latest - now()))
+                await self._end_connection(await asyncio.wait_for(connecting, timeout), ended, latest)
             except Exception as error:
                 if by_handler(error):
                     raise
@@ -204,7 +205,7 @@ class AsyncClosing(AsyncUndos):
         if self.closed:
             await self._flush_after_close()
         elif self.ever_connected:  # undos may wait for the next loop, but not a release that was sent
-            await self._deliver(ended, max(end if self.unheard() else 0.0, now() + CLOSE_SECONDS))
+            await self._deliver(ended, end if self.unheard() else 0.0)
             self.give_up([])
         await self._renewal_timer.join(CLOSE_SECONDS)
 
