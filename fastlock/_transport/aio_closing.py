@@ -80,6 +80,7 @@ class AsyncClosing(AsyncUndos):
             await self._shut(end)
             await self._flush_after_close()
         self._stop_watching_loop()
+        UNFINISHED.discard(self)
 
     async def _flush_after_close(self) -> None:
         """Send the pending undos of a closed client, as nothing else would."""
@@ -251,7 +252,8 @@ class AsyncClosing(AsyncUndos):
         self.give_up([each.undo for each in self.pending_undos])
 
     def _begin_to_end(self) -> None:
-        if self.loop is not None:
+        closing = self._ending is not None and not self._ending.done()  # for a caller that was cancelled
+        if self.loop is not None and not closing:
             self._ending = self.loop.create_task(self._end_collected(), name="fastlock: end")
 
     async def _end_collected(self) -> None:
