@@ -207,7 +207,7 @@ class AsyncClosing(AsyncUndos):
             await self._flush_after_close()
         elif self.ever_connected:  # undos may wait for the next loop, but not a release that was sent
             await self._deliver(ended, end if self.unheard() else 0.0)
-            self.give_up([])
+            self.warn_of_unheard()
         await self._renewal_timer.join(CLOSE_SECONDS)
 
     def _stop_watching_loop(self) -> None:
@@ -234,12 +234,13 @@ class AsyncClosing(AsyncUndos):
                 return
             except RuntimeError:  # the loop was closed
                 UNFINISHED.discard(self)
+        if loop is None or loop.is_closed():
+            self.loop_was_closed()
+            return
         self._stop_watching_loop()
         if connection is None or connection.error is not None:
             return
         error = errors.ClientClosedError("nobody holds this client")
-        if connection.loop.is_closed():
-            connection.fail(error)
         with contextlib.suppress(RuntimeError):  # the loop was closed
             connection.loop.call_soon_threadsafe(connection.fail, error)
 
@@ -249,7 +250,8 @@ class AsyncClosing(AsyncUndos):
         if self.connection is not None:
             self.connection.fail(errors.ClientClosedError("nobody holds this client"))
         self._undelay()
-        self.give_up([each.undo for each in self.pending_undos])
+        if self.ever_connected:
+            self.give_up([each.undo for each in list(self.pending_undos) if removed(self.pending_undos, each)])
 
     def _begin_to_end(self) -> None:
         closing = self._ending is not None and not self._ending.done()  # for a caller that was cancelled

@@ -154,13 +154,12 @@ class Transport:
             self.call_apart(unconfirmed.on_lost, unconfirmed.lease)
 
     def unheard(self) -> list[UnconfirmedRelease]:
-        """The releases that nobody waited for, of which it is not known yet what became of them."""
-        undos = [each.undo for each in list(self.unconfirmed.values())]
-        return [undo for undo in undos if type(undo) is UnconfirmedRelease]
+        """The releases that nobody waited for, also of kept leases, of which it is not known what became of them."""
+        return [each.undo for each in list(self.unconfirmed.values())]
 
     def delivery_end(self) -> float:
-        """Until when a client that ends tries to deliver what is pending: a second; releases that callers count on, as
-        if they were waited for."""
+        """Until when a client that ends tries to deliver what is pending: a second; releases that nobody has waited
+        for, as if they were waited for."""
         time = now()
         latest = max([each.end for each in self.unheard()], default=0.0)
         return max(time + CLOSE_SECONDS, min(latest, time + self.settings.reply_timeout))
@@ -173,9 +172,12 @@ class Transport:
 
     def give_up(self, undos: list[Undo]) -> None:
         """Note what a client that ends could not deliver, and warn of it."""
-        undos += self.unheard()
+        self.warn_of_unheard(undos)
         self.unconfirmed.clear()
-        warn_of_pending_undos(self.endpoint, (name for each in undos for name in each.names))
+
+    def warn_of_unheard(self, undos: Iterable[Undo] = ()) -> None:
+        """Warn of the releases of which it is not known what became of them, and of these undos."""
+        warn_of_pending_undos(self.endpoint, (name for each in [*undos, *self.unheard()] for name in each.names))
 
     def prepare_to_keep(self, key: bytes) -> None:
         """A lock that keeps its leases asks the server for this name: release one that is kept and does not last, and

@@ -201,8 +201,9 @@ async def test_a_close_that_is_cancelled_as_its_loop_ends_is_completed(
 
 
 @tasks_only
+@pytest.mark.parametrize("first", ["client", "loop"])
 async def test_a_client_whose_loop_was_closed_by_hand_is_let_go(
-    api: Api, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture
+    api: Api, server: Server, probe: redis.Redis, caplog: pytest.LogCaptureFixture, first: str
 ) -> None:
     """It says what it leaves, and its socket is closed by the time that the next client begins."""
 
@@ -212,6 +213,8 @@ async def test_a_client_whose_loop_was_closed_by_hand_is_let_go(
         lock = client.lock(NAME)
         loop.run_until_complete(lock.acquire())
         loop.run_until_complete(lock.release())
+        if first == "loop":
+            loop.close()
         del client, lock
         gc.collect()
         loop.close()
@@ -225,6 +228,7 @@ async def test_a_client_whose_loop_was_closed_by_hand_is_let_go(
     aio_closing.end_unfinished()
     gc.collect()
     assert not aio_closing.UNFINISHED and len(os.listdir("/proc/self/fd")) <= sockets
+    assert caplog.text.count(LEFT) == 3
 
 
 @tasks_only
@@ -288,6 +292,52 @@ async def test_a_child_of_multiprocessing_delivers_it(api: Api, proxy: FaultProx
     went.set()
     await until(api, lambda: child.exitcode is not None, "its end")
     assert child.exitcode == 0 and not probe.exists(NAME)
+
+
+KEPT = {
+    "threads": """
+client = fastlock.Client.from_url(os.environ["SERVER"], reply_timeout=1)
+lock = client.lock("sku", timeout=600, keep=600)
+while not client._transport.queues.kept:
+    with lock:
+        pass
+print("kept", flush=True)
+input()
+""",
+    "asyncio": """
+async def main():
+    clients.append(fastlock.asyncio.Client.from_url(os.environ["SERVER"], reply_timeout=1))
+    while not clients[0]._transport.queues.kept:
+        async with clients[0].lock("sku", timeout=600, keep=600):
+            pass
+    print("kept", flush=True)
+    input()
+clients = []
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("fault", ["hangs", "is read-only"])
+@pytest.mark.parametrize("program", KEPT)
+def test_a_process_that_cannot_release_a_kept_lease_says_so(
+    proxy: FaultProxy, probe: redis.Redis, impl: str, program: str, fault: str
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import asyncio, os, fastlock, fastlock.asyncio\n" + KEPT[program]],
+        env={**os.environ, "SERVER": proxy.url, "PYTHONPATH": str(ROOT), "FASTLOCK_IMPL": impl},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stdout.readline() == "kept\n"
+        if fault == "hangs":
+            proxy.arm(stall("request"), command="EVALSHA")
+        else:
+            probe.replicaof("127.0.0.1", 1)
+        try:
+            _, said = process.communicate("\n", timeout=50)
+        finally:
+            probe.replicaof("NO", "ONE")
+    assert probe.delete(NAME) == 1 and process.returncode == 0 and LEFT in said
 
 
 PROGRAMS = {
