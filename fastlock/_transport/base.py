@@ -155,7 +155,8 @@ class Transport:
 
     def unheard(self) -> list[UnconfirmedRelease]:
         """The releases that nobody waited for, also of kept leases, of which it is not known what became of them."""
-        return [each.undo for each in list(self.unconfirmed.values())]
+        undos = [each.undo for each in list(self.unconfirmed.values())]
+        return [undo for undo in undos if isinstance(undo, UnconfirmedRelease)]
 
     def delivery_end(self) -> float:
         """Until when a client that ends tries to deliver what is pending: a second; releases that nobody has waited
