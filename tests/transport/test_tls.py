@@ -80,6 +80,12 @@ async def test_threads_and_tasks_share_connections_over_tls(
     assert await api.together([worker(number) for number in range(8)]) == list(range(8))
 
 
+whole_records = pytest.mark.parametrize("front", [65536], indirect=True, ids=["whole"])
+one_server = pytest.mark.parametrize("server", ["valkey"], indirect=True)  # where its kind makes no difference
+
+
+@whole_records
+@one_server
 @pytest.mark.parametrize("fair", [True, False])
 async def test_threads_and_tasks_wait_over_tls(
     api: Api, front: TlsFront, authority: Authority, server: Server, fair: bool, no_leaks: object
@@ -109,6 +115,8 @@ async def test_threads_and_tasks_wait_over_tls(
     assert await api.together([worker(number) for number in range(8)]) == list(range(8))
 
 
+@whole_records
+@one_server
 async def test_a_kept_name_is_recalled_over_tls(
     api: Api, front: TlsFront, authority: Authority, server: Server, no_leaks: object
 ) -> None:
