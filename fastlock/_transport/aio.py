@@ -89,9 +89,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self.renewals = Renewals(self.stats)
         self._renewal_timer = RenewalTimer(self)
         self._keep_timer, self.wants_recalls = KeepTimer(self), False
-        self._ending: asyncio.Task[None] | None = (
-            None  # that ends the connection of a client that was closed or collected
-        )
+        self._ending: asyncio.Task[None] | None = None  # that ends a client that was closed or collected
         self._delivery_end = 0.0
         self._new_queues()
 
