@@ -170,7 +170,9 @@ class LocalQueue:
         # From when it was sent: a reply that comes late must not put off the next. The server says 0 for the whole last
         # millisecond of a lease
         pause = self.sleep or (self.moment if ahead < NEAR else RECHECK_SECONDS)
-        self.recheck_at = max(now + SHORTEST_SLEEP, sent + min(left, pause))
+        if self.sleep or ahead < NEAR or left > self.moment:  # else it may be the moment of one of many ahead
+            pause = min(left, pause)
+        self.recheck_at = max(now + SHORTEST_SLEEP, sent + pause)
 
     def note_gone(self) -> None:
         """Note that the entry is not in the server's queue any more: it was granted and that was not confirmed in time,

@@ -39,6 +39,25 @@ def test_a_waiter_near_the_front_looks_once_a_moment_from_when_it_looked_last(
     assert one.queue.recheck_at == clock() + SHORTEST_SLEEP, "no busy loop where replies are late"
 
 
+@pytest.mark.parametrize(
+    ("ahead", "left", "told", "pause"),
+    [
+        (NEAR - 1, 0.1, True, 0.1),
+        (NEAR, 0.1, True, RECHECK_SECONDS),  # the holder may be one that was granted the name for its moment
+        (NEAR, LEAST_MOMENT + 0.1, True, LEAST_MOMENT + 0.1),
+        (NEAR, 0.05, False, 0.05),  # redis-py holds it: nobody is told
+    ],
+)
+def test_a_waiter_far_behind_does_not_look_when_the_moment_of_another_ends(
+    queues: LocalQueues, clock: Clock, ahead: int, left: float, told: bool, pause: float
+) -> None:
+    one = joined(queues, "name", b"name", 10_000, False, None)
+    assert one.queue is not None
+    queues.may_enter_now(one, clock())
+    one.queue.note_queued(left, told, ahead, clock(), clock())
+    assert one.queue.recheck_at == pytest.approx(clock() + pause)
+
+
 def test_a_client_that_is_too_slow_for_its_moment_gets_a_longer_one(queues: LocalQueues) -> None:
     moments = []
     for kept in (False, False, False, False, False, True, True, True, True, True):
