@@ -99,7 +99,7 @@ def unreported(leases: list[Any], released: list[bool]) -> None:
     """Note which leases a release_many has released that fails now, for a later one to report."""
     for i, lease in enumerate(leases):
         lease._unreported = released[i]
-        if not released[i]:  # it is as if this had not begun
+        if not (released[i] or lease._posted):  # it is as if this had not begun
             lease._beside = False
 
 

@@ -10,7 +10,7 @@ cdef extern from "<stdbool.h>":
 cdef class Lease:
     cdef public object _name, _fence
     cdef public bytes _key, _raw_token
-    cdef public double _deadline, _since
+    cdef public double _deadline, _since, _lost_end
     cdef public flag _contended, _token_read, _expiry_unknown, _releasing, _release_unknown, _unreported
     cdef public flag _beside, _posted
     cdef public short _extensions

@@ -49,7 +49,7 @@ class Lease:
     __slots__ = (
         *("_name", "_key", "_raw_token", "_deadline", "_fence", "_contended", "_token_read", "_expiry_unknown"),
         *("_release_unknown", "_stale_sessions", "_extensions", "_extensions_begun", "_releasing", "_unreported"),
-        *("_depth", "_reads", "_since", "_beside", "_posted", "_confirmation"),
+        *("_depth", "_reads", "_since", "_beside", "_posted", "_confirmation", "_lost_end"),
         *("_generation", "_renewal", "__weakref__"),
     )
 
@@ -69,6 +69,7 @@ class Lease:
         self._posted = False  # whether a release of it was sent that nobody waits for, or is about to be
         self._unreported = False  # whether it was released by a `release_many` that failed for others
         self._release_unknown = False  # whether a release was sent, its reply lost: a missing key may be its work
+        self._lost_end = ENDED  # when it would have ended, once it was found lost
         self._stale_sessions: tuple[Any, ...] = ()  # sessions that broke with an extension in flight, not ended yet
         self._generation = generation()  # a forked child owns nothing that its parent acquired
         self._depth = 1  # acquires of it that were not released: more than 1 of a reentrant lock
@@ -137,6 +138,7 @@ class Lease:
 
     def _found_lost(self) -> None:
         """Note that the name is not the holder's any more, and tell so, if the lease was renewed."""
+        self._lost_end = max(self._lost_end, self._latest_end())
         self._deadline, self._confirmation = ENDED, None
         if self._renewal is not None:
             self._renewal.found_lost()
@@ -178,7 +180,8 @@ class Lease:
     def _note_unknown_release(self, started: float) -> None:
         """Note that a release was sent at `started` and its reply lost: a key that is found missing then counts as
         deleted by it, unless the lease had ended before."""
-        self._release_unknown = self._release_unknown or self._expiry_unknown or started < self._latest_end()
+        end = max(self._lost_end, self._latest_end())  # it may be this release of which another one found the work
+        self._release_unknown = self._release_unknown or self._expiry_unknown or started < end
 
     def __getstate__(self) -> tuple[Any, ...]:
         """The state of a copy or pickle, which is valid as long as the lease is, wherever it is read."""
@@ -194,6 +197,7 @@ class Lease:
         self._generation = -1 if ownerless else generation()
         self._token_read, self._unreported, self._releasing = True, False, False
         self._beside = self._posted = False
+        self._lost_end = ENDED
         self._extensions, self._extensions_begun, self._renewal = 0, 0, None
         self._depth, self._reads, self._since, self._confirmation = 1, 0, 0.0, None
         if math.isfinite(self._deadline):

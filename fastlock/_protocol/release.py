@@ -15,7 +15,7 @@ from fastlock._protocol.handshake import Purpose, Session
 from fastlock._protocol.lease import ENDED, Lease
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
 from fastlock._protocol.retry import RetryState, execute, resolve, run_script, warn_refused, with_undo
-from fastlock._protocol.steps import Answer, Clock, Command, Operation, RawCommands, Steps
+from fastlock._protocol.steps import Answer, Clock, Command, ConnectionLost, Operation, RawCommands, Steps
 from fastlock._protocol.undo import Undo
 
 
@@ -120,12 +120,14 @@ class Release(Operation[bool]):
         """From the first answer to whether the server released the lock, or the local queue handed it over."""
         if answer is Answer.HANDED_OVER or answer is Answer.ALREADY_RELEASED:
             return answer is Answer.HANDED_OVER
+        self._note_if_lost(answer)
         if type(self.request) is PlainRelease:
             deleted = yield from resolve(self.request, answer, retry)
             if deleted or not commands.can_be_contended(self.lease._raw_token):
                 return bool(deleted)
             self.hand_over()  # the token is contended, as somebody waits, or the lock is not the caller's
             answer = yield self.request
+            self._note_if_lost(answer)
         try:
             return bool((yield from run_script(self.request, answer, is_int, retry)))
         except errors.ResponseError as error:
@@ -135,6 +137,11 @@ class Release(Operation[bool]):
             if released:  # the waiters were not told, and find it free when they recheck
                 warn_refused(self.request, self.purpose, error)
             return released
+
+    def _note_if_lost(self, answer: object) -> None:
+        """If the answer was lost, note that at once: another release of the lease may find this one's work."""
+        if isinstance(answer, ConnectionLost) and answer.sent:
+            self.lease._note_unknown_release(self.request.sent)
 
     def _alone(self, retry: RetryState) -> Steps[bool]:
         """Release for a user that may not run the hand-over script: delete the key, by its token as it is, plain or

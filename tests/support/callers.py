@@ -269,6 +269,7 @@ class Caller:
         except BaseException:  # Ctrl-C: whatever is held is released, which has to be possible
             self.log.write(RELEASE, request)
             if lock.lease is not None:
+                self.releases(lock.lease)
                 with contextlib.suppress(fastlock.LockNotOwnedError):
                     await self.api.get(lock.release())
             self.log.write(FREED, request)
@@ -384,6 +385,7 @@ class Caller:
         """Release; sometimes another thread or task releases the same lease at the same moment, and one of them
         succeeds."""
         lease, twice = lock.lease, self.rng.random() < 0.1
+        self.releases(lease)
         deadline = lease._deadline
 
         async def release() -> bool:
@@ -398,7 +400,10 @@ class Caller:
 
         released = await self.api.together([release, in_a_batch]) if twice else [await release()]
         if not any(released):
-            self.lost(deadline, "release")
+            self.lost(deadline, f"release of {lease._raw_token!r}{' twice' if twice else ''}")
+
+    def releases(self, lease: Any) -> None:
+        """Note that a lease is about to be released."""
 
     def lost(self, deadline: float, verb: str) -> None:
         """The server says that the caller no longer holds the name: allowed only after the lease's end."""

@@ -54,11 +54,11 @@ class UnconfirmedCaller(Caller):
             settings["on_lost"] = self.was_lost
 
     def was_lost(self, lease: Any) -> None:
-        self.lost(self.deadlines.get(lease._raw_token, -math.inf), "a release that nobody waited for")
+        verb = f"a release of {lease._raw_token!r} that nobody waited for"
+        self.lost(self.deadlines.get(lease._raw_token, -math.inf), verb)
 
-    async def release(self, lock: Any) -> None:
-        self.deadlines[lock.lease._raw_token] = lock.lease._deadline
-        await super().release(lock)
+    def releases(self, lease: Any) -> None:
+        self.deadlines[lease._raw_token] = lease._deadline  # of a kept lease: that may be earlier than the last time
 
     async def turn(self) -> None:
         left = []

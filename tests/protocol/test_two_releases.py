@@ -1,0 +1,83 @@
+"""Two releases of one lease at the same time: one of them has released it, whose reply was lost or whoever was first.
+
+No I/O, a clock by hand. The same with servers and cut connections: tests/chaos.py, where callers do this at random.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+from support.run_steps import Clock, Raise, lease_of, lost, run_steps
+
+from fastlock._protocol.batch_operations import release_many
+from fastlock._protocol.lease import ENDED, Lease
+from fastlock._protocol.local_queue import LocalQueues
+from fastlock._protocol.release import Release
+
+pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
+
+
+def in_a_batch(clock: Clock, lease: Lease) -> Any:
+    return release_many([lease], LocalQueues(contextlib.nullcontext()), clock)
+
+
+@pytest.mark.parametrize("first", [(lost(),), (0, lost())])
+def test_who_comes_second_finds_the_work_of_one_whose_reply_was_lost(clock: Clock, first: tuple[Any, ...]) -> None:
+    lease, found = lease_of(clock), []
+
+    def other(_: object) -> list[int]:
+        found.append(run_steps(clock, in_a_batch(clock, lease), [0], [0]).outcome)
+        return [0]
+
+    rest = (other,) if len(first) == 2 else (lambda request: other(request)[0], [0])
+    assert run_steps(clock, Release(lease), *first, *rest).outcome is True
+    assert found == [[True]], "which is no loss"
+
+
+def test_a_reply_may_be_lost_after_the_other_one_has_found_the_lease_gone(clock: Clock) -> None:
+    lease, found = lease_of(clock), []
+
+    def other(_: object) -> Any:
+        found.append(run_steps(clock, in_a_batch(clock, lease), [0], [0]).outcome)
+        return lost()
+
+    assert run_steps(clock, Release(lease), other, 0, [0]).outcome is True
+    assert found == [[False]]
+
+
+def test_a_reply_of_a_batch_may_be_lost_after_that(clock: Clock) -> None:
+    lease = lease_of(clock)
+
+    def other(_: object) -> Any:
+        lease._found_lost()
+        return lost()
+
+    assert run_steps(clock, in_a_batch(clock, lease), other, [0]).outcome == [True]
+
+
+def test_of_a_lease_that_had_ended_before_none_has_released_it(clock: Clock) -> None:
+    lease = lease_of(clock, -0.001)
+
+    def other(_: object) -> Any:
+        lease._found_lost()
+        return lost()
+
+    assert run_steps(clock, Release(lease), other, 0, [0]).outcome is False
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()])
+def test_one_that_nobody_waits_for_is_no_loss_if_a_batch_was_cancelled_after_it_was_sent(
+    clock: Clock, error: BaseException
+) -> None:
+    lease = lease_of(clock)
+
+    def posted(_: object) -> Raise:
+        assert lease._beside
+        lease._posted, lease._deadline = True, ENDED  # as a release does for whose reply nobody waits
+        return Raise(error)
+
+    assert run_steps(clock, in_a_batch(clock, lease), posted).raised is error
+    assert lease._beside, "so that the posted one is not told as a loss: the batch has released it"
