@@ -27,7 +27,7 @@ RECHECK_SECONDS = 1.0  # seconds after which a first waiter looks again, whateve
 BELIEVED_PART = 0.25  # part of a moment that must be left of it where a grant is believed
 JOINS = 16  # acquires that join the server's queue at once, after one that had to share the name with other clients
 EXPECTED_SECONDS = 10.0  # seconds for which it is remembered, at most, that other clients wanted a name
-NEAR = 8  # with fewer ahead in the server's queue a waiter looks once a moment: any of those may hang
+NEAR = WATCHING = 8  # with fewer ahead in the server's queue a waiter looks once a moment: any of those may hang
 LOCAL_SECONDS = 0.01  # seconds for which a lease circulates before the server is asked who waits in other clients
 RAPID_SECONDS = 50e-6  # seconds between two local handovers by threads that do nothing else
 SHORTEST_SLEEP = 0.001  # seconds between two tries of a held name at least, so that no setting makes a busy loop
@@ -167,10 +167,9 @@ class LocalQueue:
         self.sleep = 0.0
         if not told or self.queues.push_refused:  # the shortest `sleep` counts: the first waiter enters for all
             self.sleep = max(SHORTEST_SLEEP, min([waiter.sleep for waiter in self.waiters], default=RECHECK_SECONDS))
-        # From when it was sent: a reply that comes late must not put off the next. The server says 0 for the whole last
-        # millisecond of a lease
+        # From when it was sent: a late reply must not put off the next. The server says 0 for a whole last millisecond
         pause = self.sleep or (self.moment if ahead < NEAR else RECHECK_SECONDS)
-        if self.sleep or ahead < NEAR or left > self.moment:  # else it may be the moment of one of many ahead
+        if self.sleep or ahead < WATCHING or left > self.moment:  # else it may be the moment of one of many ahead
             pause = min(left, pause)
         self.recheck_at = max(now + SHORTEST_SLEEP, sent + pause)
 

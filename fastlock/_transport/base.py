@@ -7,6 +7,7 @@ Never here: how to wait, decisions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from ssl import SSLCertVerificationError
 from typing import Any
 
 from fastlock import _errors as errors
@@ -260,6 +261,7 @@ class Transport:
             raise error
         known = errors.as_connection_error(error, self.endpoint)
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
+        refused = refused or any(isinstance(each, SSLCertVerificationError) for each in (error, error.__cause__))
         final = refused or self.closed or not (self.ever_connected or self.settings.retry_first_connect)
         return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 

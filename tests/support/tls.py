@@ -39,6 +39,7 @@ class TlsFront:
         self.port: int = self._listener.getsockname()[1]
         self._ending, self._end = socket.socketpair()  # readable at the end, for every thread
         self._threads = [threading.Thread(target=self._accept, name="tls front")]
+        self.accepted = 0
 
     def __enter__(self) -> Self:
         self._threads[0].start()
@@ -57,6 +58,7 @@ class TlsFront:
     def _accept(self) -> None:
         while self._ending not in select.select([self._listener, self._ending], [], [])[0]:
             client, _ = self._listener.accept()
+            self.accepted += 1
             thread = threading.Thread(target=self._serve, args=(client,), name="tls connection")
             self._threads.append(thread)
             thread.start()

@@ -146,7 +146,7 @@ async def test_closed_idle_connections_are_replaced_unnoticed(
 
 
 @threads_only
-def test_pending_undos_outlive_the_connection_chosen_for_them(
+async def test_pending_undos_outlive_the_connection_chosen_for_them(
     api: Api, impl: str, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """Another thread may break the connection, or send the undos, between the choice of the connection and its use."""
@@ -188,7 +188,7 @@ def test_a_caller_that_loses_the_last_idle_connection_retries(
 
 
 @threads_only
-def test_a_pending_undo_is_sent_by_one_thread(
+async def test_a_pending_undo_is_sent_by_one_thread(
     api: Api, impl: str, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """Another thread sends undos as well, between the removal of an undo and its post, and between two undos."""
