@@ -210,7 +210,8 @@ def test_a_run_through_a_network(measurable: None, tmp_path: Path) -> None:
         assert points.keys() == {(x, rival) for x in (0.3, 2) for rival in ("fallback", "redis-py", "round trip")}
         # A busy machine makes them longer; what waking up costs is taken off, 0.3 ms of each of the two at most
         assert points[2, "round trip"]["latency_us"]["p50"] >= 2 * (2000 - 300)
-        assert points[2, "redis-py"]["rate"]["median"] < 250 < points[0.3, "redis-py"]["rate"]["median"] * 10
+        # One pair in 0.05 s may have begun before they did
+        assert points[2, "redis-py"]["rate"]["median"] < 250 + 20 < points[0.3, "redis-py"]["rate"]["median"] * 10
     assert "RTT ms" in done.stdout
     page = (tmp_path / "result.html").read_text("utf-8")
     assert "Throughput against the round trip to the server" in page
