@@ -44,6 +44,12 @@ def broken(error: OSError) -> Broken:
     return made
 
 
+def is_certificate_error(error: BaseException) -> bool:
+    """Whether a connection did not come up as the server's certificate cannot be verified."""
+    cause = error.__cause__ if isinstance(error, Broken) else None
+    return isinstance(error, ssl.SSLCertVerificationError) or isinstance(cause, ssl.SSLCertVerificationError)
+
+
 def by_handler(error: BaseException) -> bool:
     """Whether a signal handler raised this error, or something that it called. Python calls a handler in the main
     thread, with the interrupted frame as an argument, which no other function gets that raises errors. The place where

@@ -606,7 +606,7 @@ class LockRelease(Release):
         # Released by somebody else meanwhile, or reported as lost before
         known = self.lease._deadline == ENDED or self.lease._posted or self.lease._loss_reported()
         if not (was_mine or known):
-            self.lease._found_lost()
+            self.lease._found_lost(clock())
         lock._drop_lease(self.lease)
         self.lease._deadline, self.lease._confirmation = ENDED, None
         lock._transport.stats.recovered += was_mine and self.lease._release_unknown

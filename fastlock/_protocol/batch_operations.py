@@ -227,14 +227,20 @@ def _send_batch(request: ReleaseBatch, given: list[Lease], at: list[int]) -> Ste
 def _send_releases(request: Request, leases: list[Lease]) -> Steps[Any]:
     """Send releases; returns the server's answers. If they are lost, each lease is noted as perhaps released: a
     repeated release may find its key gone."""
-    outcome_unknown = True
+    answers: Any = None
+    answered = False
     try:
         answers = yield request
-        outcome_unknown = type(answers) is ConnectionLost and answers.sent
+        answered = True
     finally:
-        if outcome_unknown and request.sent:
+        broke = type(answers) is ConnectionLost
+        sent = answers.sent if broke else request.sent > 0
+        if sent and (broke or not answered):
             for lease in leases:
                 lease._note_unknown_release(request.sent)
+        elif not sent and isinstance(request, ReleaseBatch):
+            for lease in leases:  # another release, that nobody waits for, cannot find the work of this one
+                lease._beside = False
     return answers
 
 
@@ -258,5 +264,5 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotte
             released[i] = yield from again.continue_from((yield again.request), clock)
         released[i] = released[i] or (None if known else False)
         if released[i] is False:
-            lease._found_lost()
+            lease._found_lost(clock())
         lease._end()

@@ -197,7 +197,7 @@ def _moved(lease: Lease, ms: int, clock: Clock, move: Move) -> Steps[Outcome]:
         if lease._releasing or lease._deadline == ENDED:
             lease._shorten(clock())  # it is not counted as lost here: the release reports what it finds
             return Outcome.GONE
-        lease._found_lost()
+        lease._found_lost(clock())
         return Outcome.LOST
     move.to(sent + ms / 1000)
     if lease._deadline == ENDED or was_told_lost(lease):  # it was released meanwhile, or told lost

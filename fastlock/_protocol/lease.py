@@ -69,7 +69,7 @@ class Lease:
         self._posted = False  # whether a release of it was sent that nobody waits for, or is about to be
         self._unreported = False  # whether it was released by a `release_many` that failed for others
         self._release_unknown = False  # whether a release was sent, its reply lost: a missing key may be its work
-        self._lost_end = ENDED  # when it would have ended, once it was found lost
+        self._lost_end = ENDED  # when it was found lost, or would have ended before
         self._stale_sessions: tuple[Any, ...] = ()  # sessions that broke with an extension in flight, not ended yet
         self._generation = generation()  # a forked child owns nothing that its parent acquired
         self._depth = 1  # acquires of it that were not released: more than 1 of a reentrant lock
@@ -136,9 +136,9 @@ class Lease:
         if self._renewal is not None:
             self._renewal.end()
 
-    def _found_lost(self) -> None:
-        """Note that the name is not the holder's any more, and tell so, if the lease was renewed."""
-        self._lost_end = max(self._lost_end, self._latest_end())
+    def _found_lost(self, time: float) -> None:
+        """Note that the name was found not to be the holder's any more, and tell so, if the lease was renewed."""
+        self._lost_end = max(self._lost_end, min(self._latest_end(), time))
         self._deadline, self._confirmation = ENDED, None
         if self._renewal is not None:
             self._renewal.found_lost()

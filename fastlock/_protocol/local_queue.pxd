@@ -22,7 +22,7 @@ cdef class LocalQueue:
     cdef public object connection, error, fence
     cdef public tuple stale
     cdef public Lease circulating
-    cdef public double moment, base, recheck_at, confirmed_at, sleep, handovers_left, handed_over_at, keep_until
+    cdef public double moment, base, ahead, recheck_at, confirmed_at, sleep, handovers_left, handed_over_at, keep_until
     cpdef Waiter first(self)
     cpdef bint may_enter(self, Waiter waiter, double now)
     cpdef bint is_to_join(self, Waiter waiter) except -1

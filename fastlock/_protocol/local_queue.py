@@ -57,7 +57,7 @@ class LocalQueue:
 
     __slots__ = (
         *("queues", "key", "shared", "entry", "address", "moment", "waiters", "entry_sent", "joined", "was_queued"),
-        *("queued_early", "base", "granted", "fence"),
+        *("queued_early", "base", "granted", "fence", "ahead"),
         *("connection", "stale", "recheck_at", "sleep", "handed_over_at", "rapid", "circulating", "confirmed_at"),
         *("remote_waiters", "handovers_left", "error", "keep_until"),
     )
@@ -81,6 +81,7 @@ class LocalQueue:
         self.stale: tuple[Any, ...] = ()  # sessions that broke with the entry's request in flight
         self.recheck_at = 0.0  # when the first waiter is to look again, though nobody wakes it
         self.sleep = 0.0  # the shortest `sleep` of the waiters, where no message comes; 0: messages come
+        self.ahead = math.inf  # how many were ahead of the entry in the server's queue, when it looked last
         self.handed_over_at = 0.0  # when the lease was last handed over locally
         self.rapid = False  # whether that was within RAPID_SECONDS of the local handover before it
         self.circulating: Lease | None = None  # the lease that circulates among the waiters
@@ -161,16 +162,17 @@ class LocalQueue:
         token was marked as contended (`told`) or cannot be."""
         self.was_queued = True
         self.base = sent
-        first = self.first()
-        if first is not None:
+        if (first := self.first()) is not None:
             self.queues.note_wait(first)
         self.sleep = 0.0
         if not told or self.queues.push_refused:  # the shortest `sleep` counts: the first waiter enters for all
             self.sleep = max(SHORTEST_SLEEP, min([waiter.sleep for waiter in self.waiters], default=RECHECK_SECONDS))
         # From when it was sent: a late reply must not put off the next. The server says 0 for a whole last millisecond
         pause = self.sleep or (self.moment if ahead < NEAR else RECHECK_SECONDS)
-        if self.sleep or ahead < WATCHING or left > self.moment:  # else it may be the moment of one of many ahead
+        # Else it may be the moment of one of many ahead; where they hardly move, they may all hang
+        if self.sleep or ahead < WATCHING or left > self.moment or self.ahead - ahead < WATCHING:
             pause = min(left, pause)
+        self.ahead = ahead
         self.recheck_at = max(now + SHORTEST_SLEEP, sent + pause)
 
     def note_gone(self) -> None:
@@ -275,7 +277,7 @@ class LocalQueue:
         # No call from here on, in which a signal handler could raise: what was told of the old is not the new one's
         self.entry, self.address, self.moment = entry, address, self.queues.moment
         self.entry_sent = self.joined = self.queued_early = self.was_queued = self.granted = False
-        self.base, self.fence = -_INFINITE, None
+        self.base, self.ahead, self.fence = -_INFINITE, _INFINITE, None
         self.recheck_at = self.sleep = 0.0
 
     def successor_for(self, lease: Lease, now: float) -> Waiter | None:
@@ -439,10 +441,9 @@ class LocalQueues(KeptLeases):
         waiter.woken = alone and (held is None or held._deadline < now + RECHECK_SECONDS or queue.last_local_handover())
         if held is not None or not alone:
             self.note_wait(waiter)
-        if queue.sleep > waiter.sleep:  # the first waiter, which enters for all, may sleep for longer than that
-            first = queue.first()
-            if first is not None:
-                first.wake()
+        # The first waiter, which enters for all, may sleep for longer than this one
+        if queue.sleep > waiter.sleep and (first := queue.first()) is not None:
+            first.wake()
 
     def expect(self, key: bytes, contended: bool) -> None:
         """Note whether other clients wanted a name, too: then the next acquires join at once. Else they would ask, and
@@ -494,8 +495,7 @@ class LocalQueues(KeptLeases):
         """Wake the first waiter of each queue that the server may know, as messages may have been lost."""
         with self.mutex:
             for queue in list(self.by_entry.values()):
-                waiter = queue.first()
-                if waiter is not None:
+                if (waiter := queue.first()) is not None:
                     waiter.wake()
 
     def wake_all(self) -> None:

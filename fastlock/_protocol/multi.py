@@ -440,7 +440,7 @@ def _moved(leases: tuple[Lease, ...], ms: int, clock: Clock, moves: list[Move], 
         if reply:
             move.to(request.sent + ms / 1000)
         elif lease._deadline != ENDED and not lease._releasing:
-            lease._found_lost()
+            lease._found_lost(clock())
             lost = True
     if lost:
         return Outcome.LOST

@@ -156,7 +156,7 @@ class Downgrade(ReleaseShared):
             return True
         known = self.lease._deadline == ENDED or self.lease._loss_reported()
         if not known:
-            self.lease._found_lost()
+            self.lease._found_lost(clock())
         self.lock._drop_lease(self.lease)
         raise self.lock._lost("release", found=not known)
 

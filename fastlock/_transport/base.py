@@ -7,7 +7,6 @@ Never here: how to wait, decisions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from ssl import SSLCertVerificationError
 from typing import Any
 
 from fastlock import _errors as errors
@@ -25,7 +24,7 @@ from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Abandonable, ConnectionLost, Operation, ProtocolViolation, Request
 from fastlock._protocol.undo import KeptRelease, UnconfirmedRelease, Undo
 from fastlock._protocol.waiters import Waiter
-from fastlock._stream_errors import by_handler
+from fastlock._stream_errors import by_handler, is_certificate_error
 from fastlock._transport.parker import Parking
 from fastlock._transport.posted import PostedRelease
 from fastlock._transport.settings import Settings
@@ -261,8 +260,9 @@ class Transport:
             raise error
         known = errors.as_connection_error(error, self.endpoint)
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
-        refused = refused or any(isinstance(each, SSLCertVerificationError) for each in (error, error.__cause__))
-        final = refused or self.closed or not (self.ever_connected or self.settings.retry_first_connect)
+        # A certificate that was right before may be again, in a moment
+        retries = self.ever_connected or (self.settings.retry_first_connect and not is_certificate_error(error))
+        final = refused or self.closed or not retries
         return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 
     def protocol_violation(self, step: ProtocolViolation) -> ConnectionLost:

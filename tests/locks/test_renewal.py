@@ -475,7 +475,7 @@ async def test_the_body_is_cancelled_when_its_lease_is_lost(
         assert mine is not None
         async with lock as lease:
             if body == "is at its end":
-                lease._found_lost()
+                lease._found_lost(now())
                 return
             probe.delete(NAME)
             try:

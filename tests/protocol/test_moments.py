@@ -58,6 +58,22 @@ def test_a_waiter_far_behind_does_not_look_when_the_moment_of_another_ends(
     assert one.queue.recheck_at == pytest.approx(clock() + pause)
 
 
+@pytest.mark.parametrize(("moved", "pause"), [(0, 0.1), (1, 0.1), (NEAR - 1, 0.1), (NEAR, RECHECK_SECONDS)])
+def test_a_waiter_far_behind_takes_part_where_those_ahead_seem_to_hang(
+    queues: LocalQueues, clock: Clock, moved: int, pause: float
+) -> None:
+    """One stopped process may have many entries: only the look of somebody behind them passes the name on."""
+    one = joined(queues, "name", b"name", 10_000, False, None)
+    assert one.queue is not None
+    queues.may_enter_now(one, clock())
+    for ahead in (100, 100 - moved):
+        one.queue.note_queued(0.1, True, ahead, clock(), clock())
+    assert one.queue.recheck_at == pytest.approx(clock() + pause)
+    one.queue.new_entry()
+    one.queue.note_queued(0.1, True, 90, clock(), clock())
+    assert one.queue.recheck_at == pytest.approx(clock() + RECHECK_SECONDS), "another place in the queue"
+
+
 def test_a_client_that_is_too_slow_for_its_moment_gets_a_longer_one(queues: LocalQueues) -> None:
     moments = []
     for kept in (False, False, False, False, False, True, True, True, True, True):

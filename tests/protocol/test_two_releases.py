@@ -10,7 +10,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from support.run_steps import Clock, Raise, lease_of, lost, run_steps
+from support.run_steps import After, Clock, Raise, lease_of, lost, run_steps
 
 from fastlock._protocol.batch_operations import release_many
 from fastlock._protocol.lease import ENDED, Lease
@@ -41,6 +41,7 @@ def test_a_reply_may_be_lost_after_the_other_one_has_found_the_lease_gone(clock:
     lease, found = lease_of(clock), []
 
     def other(_: object) -> Any:
+        clock.go(0.001)
         found.append(run_steps(clock, in_a_batch(clock, lease), [0], [0]).outcome)
         return lost()
 
@@ -52,17 +53,28 @@ def test_a_reply_of_a_batch_may_be_lost_after_that(clock: Clock) -> None:
     lease = lease_of(clock)
 
     def other(_: object) -> Any:
-        lease._found_lost()
+        clock.go(0.001)
+        lease._found_lost(clock())
         return lost()
 
     assert run_steps(clock, in_a_batch(clock, lease), other, [0]).outcome == [True]
+
+
+def test_what_was_sent_after_the_lease_was_found_lost_has_not_released_it(clock: Clock) -> None:
+    lease = lease_of(clock)
+
+    def other(_: object) -> Any:
+        lease._found_lost(clock())
+        return lost(sent=False)
+
+    assert run_steps(clock, Release(lease), other, After(0.001, lost()), 0, [0]).outcome is False
 
 
 def test_of_a_lease_that_had_ended_before_none_has_released_it(clock: Clock) -> None:
     lease = lease_of(clock, -0.001)
 
     def other(_: object) -> Any:
-        lease._found_lost()
+        lease._found_lost(clock())
         return lost()
 
     assert run_steps(clock, Release(lease), other, 0, [0]).outcome is False
@@ -81,3 +93,14 @@ def test_one_that_nobody_waits_for_is_no_loss_if_a_batch_was_cancelled_after_it_
 
     assert run_steps(clock, in_a_batch(clock, lease), posted).raised is error
     assert lease._beside, "so that the posted one is not told as a loss: the batch has released it"
+
+
+def test_one_that_nobody_waits_for_is_a_loss_if_the_batch_beside_it_was_never_sent(clock: Clock) -> None:
+    lease = lease_of(clock)
+
+    def posted(_: object) -> Any:
+        lease._posted, lease._deadline = True, ENDED
+        return lost(sent=False, final=True)
+
+    run_steps(clock, in_a_batch(clock, lease), posted, lost(sent=False, final=True), lost(sent=False, final=True))
+    assert not lease._beside
