@@ -11,6 +11,7 @@ from fastlock._protocol.local_queue import (
     NEAR,
     RECHECK_SECONDS,
     SHORTEST_SLEEP,
+    LocalQueue,
     LocalQueues,
 )
 from fastlock._protocol.moments import LEAST_MOMENT, MOST_MOMENT
@@ -23,20 +24,26 @@ def queues() -> LocalQueues:
     return LocalQueues(contextlib.nullcontext())
 
 
+def entered(queues: LocalQueues, clock: Clock) -> LocalQueue:
+    """A local queue whose first waiter has joined the server's."""
+    one = joined(queues, "name", b"name", 10_000, False, None)
+    assert one.queue is not None
+    queues.may_enter_now(one, clock())
+    return one.queue
+
+
 @pytest.mark.parametrize(("ahead", "pause"), [(0, LEAST_MOMENT), (NEAR - 1, LEAST_MOMENT), (NEAR, RECHECK_SECONDS)])
 def test_a_waiter_near_the_front_looks_once_a_moment_from_when_it_looked_last(
     queues: LocalQueues, clock: Clock, ahead: int, pause: float
 ) -> None:
-    one = joined(queues, "name", b"name", 10_000, False, None)
-    assert one.queue is not None
-    queues.may_enter_now(one, clock())
+    queue = entered(queues, clock)
     sent = clock()
     clock.go(0.05)  # until the reply came
-    one.queue.note_queued(5.0, True, ahead, sent, clock())
-    assert one.queue.recheck_at == pytest.approx(sent + pause)
+    queue.note_queued(5.0, True, ahead, sent, clock())
+    assert queue.recheck_at == pytest.approx(sent + pause)
     clock.go(5)
-    one.queue.note_queued(5.0, True, ahead, sent, clock())
-    assert one.queue.recheck_at == clock() + SHORTEST_SLEEP, "no busy loop where replies are late"
+    queue.note_queued(5.0, True, ahead, sent, clock())
+    assert queue.recheck_at == clock() + SHORTEST_SLEEP, "no busy loop where replies are late"
 
 
 @pytest.mark.parametrize(
@@ -51,11 +58,9 @@ def test_a_waiter_near_the_front_looks_once_a_moment_from_when_it_looked_last(
 def test_a_waiter_far_behind_does_not_look_when_the_moment_of_another_ends(
     queues: LocalQueues, clock: Clock, ahead: int, left: float, told: bool, pause: float
 ) -> None:
-    one = joined(queues, "name", b"name", 10_000, False, None)
-    assert one.queue is not None
-    queues.may_enter_now(one, clock())
-    one.queue.note_queued(left, told, ahead, clock(), clock())
-    assert one.queue.recheck_at == pytest.approx(clock() + pause)
+    queue = entered(queues, clock)
+    queue.note_queued(left, told, ahead, clock(), clock())
+    assert queue.recheck_at == pytest.approx(clock() + pause)
 
 
 @pytest.mark.parametrize(("moved", "pause"), [(0, 0.1), (1, 0.1), (NEAR - 1, 0.1), (NEAR, RECHECK_SECONDS)])
@@ -63,15 +68,13 @@ def test_a_waiter_far_behind_takes_part_where_those_ahead_seem_to_hang(
     queues: LocalQueues, clock: Clock, moved: int, pause: float
 ) -> None:
     """One stopped process may have many entries: only the look of somebody behind them passes the name on."""
-    one = joined(queues, "name", b"name", 10_000, False, None)
-    assert one.queue is not None
-    queues.may_enter_now(one, clock())
+    queue = entered(queues, clock)
     for ahead in (100, 100 - moved):
-        one.queue.note_queued(0.1, True, ahead, clock(), clock())
-    assert one.queue.recheck_at == pytest.approx(clock() + pause)
-    one.queue.new_entry()
-    one.queue.note_queued(0.1, True, 90, clock(), clock())
-    assert one.queue.recheck_at == pytest.approx(clock() + RECHECK_SECONDS), "another place in the queue"
+        queue.note_queued(0.1, True, ahead, clock(), clock())
+    assert queue.recheck_at == pytest.approx(clock() + pause)
+    queue.new_entry()
+    queue.note_queued(0.1, True, 90, clock(), clock())
+    assert queue.recheck_at == pytest.approx(clock() + RECHECK_SECONDS), "another place in the queue"
 
 
 def test_a_client_that_is_too_slow_for_its_moment_gets_a_longer_one(queues: LocalQueues) -> None:
