@@ -79,9 +79,9 @@ def arrivals(contest: Contest, seed: int, seconds: float) -> list[list[int]]:
 
 
 class Early:
-    """How much too early the sleeps of a process are to end, so that holds last exactly as long as they should: waking
-    takes time, and the clock is polled for the rest. Learned from hold to hold: four in five are to wake before the
-    end.
+    """How much too early the sleeps of a process are to end, so that acquires begin when they are due, and holds last
+    exactly as long as they should: waking takes time, and the clock is polled for the rest. Learned from sleep to
+    sleep: four in five are to wake before the end.
 
     ``most``: nanoseconds; 0 where several clients may hold at a time, as a thread that polls the clock would keep the
     others from waking. ``watched``: nanoseconds for which the clock was polled, which are no CPU time of the lock's.
@@ -94,7 +94,7 @@ class Early:
         self.ns = self.watched = 0
 
     def watch(self, end: int) -> None:
-        """Poll the clock until the end of the hold, and learn from how early or late the sleep ended."""
+        """Poll the clock until the end of the sleep, and learn from how early or late the sleep ended."""
         woken = now = clock()
         if now >= end:
             self.ns = min(self.ns + 4 * STEP_NS, self.most)
@@ -194,7 +194,8 @@ def thread_client(job: Job, make: MakeLock, sleep: Callable[[float], object] = t
     while (due := job.next()) is not None:
         name = job.name()
         if due and due > (now := clock()):
-            sleep((due - now) / 1e9)
+            sleep(max(0, due - early.ns - now) / 1e9)
+            early.watch(due)
         called = clock()
         wait = blocking_timeout if blocking_timeout is not None else job.time_left(called)
         try:
@@ -230,7 +231,8 @@ async def task_client(job: Job, make: MakeAsyncLock) -> None:
     while (due := job.next()) is not None:
         name = job.name()
         if due and due > (now := clock()):
-            await sleep((due - now) / 1e9)
+            await sleep(max(0, due - early.ns - now) / 1e9)
+            early.watch(due)
         called = clock()
         wait = blocking_timeout if blocking_timeout is not None else job.time_left(called)
         try:

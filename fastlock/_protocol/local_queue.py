@@ -169,8 +169,8 @@ class LocalQueue:
             self.sleep = max(SHORTEST_SLEEP, min([waiter.sleep for waiter in self.waiters], default=RECHECK_SECONDS))
         # From when it was sent: a late reply must not put off the next. The server says 0 for a whole last millisecond
         pause = self.sleep or (self.moment if ahead < NEAR else RECHECK_SECONDS)
-        # Else it may be the moment of one of many ahead; where they hardly move, they may all hang
-        if self.sleep or ahead < WATCHING or left > self.moment or self.ahead - ahead < WATCHING:
+        # Else it may be the moment (`end_in`: and 1 ms) of one of many; where they hardly move, they may all hang
+        if self.sleep or ahead < WATCHING or left > self.moment + 2e-3 or self.ahead - ahead < WATCHING:
             pause = min(left, pause)
         self.ahead = ahead
         self.recheck_at = max(now + SHORTEST_SLEEP, sent + pause)

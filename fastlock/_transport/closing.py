@@ -40,7 +40,7 @@ class SyncClosing(Transport):
     _closing: Any
     _changed: Any
     _delivering: Any  # a lock
-    _end: float  # until when what is pending is delivered, once the client was closed
+    _delivery_end: float  # until when what is pending is delivered, once the client was closed
     _ended: bool
     _keep_thread: KeepThread
     _renewal_thread: RenewalThread
@@ -63,7 +63,7 @@ class SyncClosing(Transport):
         Waiters get ClientClosedError."""
         check()
         self.queues.ended = True
-        self._end = end = self.delivery_end()
+        self._delivery_end = end = self.delivery_end()
         try:
             self.release_kept(self.queues.recalls_heard(False))
             self.flush_pending_undos()
@@ -81,7 +81,7 @@ class SyncClosing(Transport):
         """Send the pending undos of a closed client, in the thread that left them: the client will have no other
         connection over which they could go."""
         if self.pending_undos and self._ended:
-            self._deliver_last(max(self._end, now() + CLOSE_SECONDS))
+            self._deliver_last(max(self._delivery_end, now() + CLOSE_SECONDS))
 
     def _deliver_last(self, end: float) -> None:
         """Send what is pending of a closed client, and give it up at `end`; one thread does so, the others wait."""
@@ -168,7 +168,7 @@ class SyncClosing(Transport):
         """Read the answers, until `until`; releases that callers count on are sent again, until `end`."""
         if self.closed:
             if self.connections or self.pending_undos or self.unconfirmed:  # who closed it was interrupted
-                end = max(self._end, now() + CLOSE_SECONDS)
+                end = max(self._delivery_end, now() + CLOSE_SECONDS)
                 self._end_connections(end)
                 self._deliver_last(end)
             return

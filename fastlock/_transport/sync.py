@@ -97,7 +97,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
         self._renewal_thread = RenewalThread(self)
         self._keep_thread = KeepThread(self, end_all)
         self._delivering = native.RLock()
-        self._end = 0.0
+        self._delivery_end = 0.0
         self.turn_end = self.taken_at = 0.0
         self._queue_mutex: Any = self.impl.Mutex()
         self.queues = LocalQueues(self._queue_mutex, self.stats)

@@ -217,7 +217,7 @@ def share(
             raise
     if pending.ready:
         return pending.reply
-    raise NoReply(f"no reply within {connection.reply_timeout} s")
+    raise NoReply(f"no reply within {timeout} s")
 
 
 def _put(pending: Any, stream: Any, template: Any, token: bytes, ms: int) -> None:
