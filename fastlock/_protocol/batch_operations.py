@@ -229,6 +229,8 @@ def _send_releases(request: Request, leases: list[Lease]) -> Steps[Any]:
     repeated release may find its key gone."""
     answers: Any = None
     answered = False
+    for lease in leases:
+        lease._beside = True
     try:
         answers = yield request
         answered = True
@@ -238,7 +240,7 @@ def _send_releases(request: Request, leases: list[Lease]) -> Steps[Any]:
         if sent and (broke or not answered):
             for lease in leases:
                 lease._note_unknown_release(request.sent)
-        elif not sent and isinstance(request, ReleaseBatch):
+        elif not sent:
             for lease in leases:  # another release, that nobody waits for, cannot find the work of this one
                 lease._beside = False
     return answers
@@ -255,13 +257,15 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotte
         answers = answers[len(loads) :]
     whole = type(answers) is list and len(answers) == len(leases)
     for lease, i, answer in zip(leases, at, answers if whole else [None] * len(leases), strict=True):
-        known = lease._deadline == ENDED
         if is_int(answer):
             released[i] = bool(answer) or lease._release_unknown
         else:  # the answer was lost, or is an error: a release of its own finds out the outcome
             again = Release(lease)
             again.hand_over()
+            lease._beside = True
             released[i] = yield from again.continue_from((yield again.request), clock)
+        # After the answers: another thread may have released it meanwhile, or is about to hear that it has
+        known = lease._deadline == ENDED or lease._posted
         released[i] = released[i] or (None if known else False)
         if released[i] is False:
             lease._found_lost(clock())

@@ -67,9 +67,10 @@ def confirm(lease: Lease, clock: Clock) -> Steps[None]:
     confirmation = lease._confirmation
     if confirmation is None:
         return
-    request = Look([confirmation.undo().call])
+    request, began = Look([confirmation.undo().call]), clock()
     reply = yield from run_script(request, (yield request), commands.is_enter_reply, RetryState(clock))
-    confirmation.answered(reply, request.sent)
+    # The first look that was executed has set the end, which may be the one that was posted, or one of an earlier try
+    confirmation.answered(reply, min(confirmation.sent or began, began))
     lease._confirmation = None
 
 

@@ -72,7 +72,7 @@ class LocalQueue:
         self.waiters = WaiterList()
         self.entry_sent = False  # whether an enter of the entry was sent, so that the server may have it queued
         self.joined = False  # whether a join of the entry may be executed: from then on the first waiter only looks
-        self.base = -math.inf  # when the last look was sent that found the entry in the server's queue
+        self.base = -math.inf  # when the last look was sent, if it found the entry in the server's queue
         self.granted = False  # whether a message said that the entry was granted the name
         self.fence: int | None = None  # that it told
         self.was_queued = False  # whether the server queued the entry: other clients want the name, and will again
@@ -467,7 +467,7 @@ class LocalQueues(KeptLeases):
             assert queue is not None, "it has joined"
             if not queue.may_enter(waiter, now):
                 return False
-            queue.entry_sent = True
+            queue.entry_sent, queue.base = True, -_INFINITE  # until it is answered nobody believes: `belief.py`
             self.by_entry[queue.entry] = queue
             waiter.woken = False  # what follows is what it was woken for
             return True

@@ -80,7 +80,7 @@ class Release(Operation[bool]):
         retry = RetryState(clock)
         released = yield from with_undo(
             self._ended(answer, retry),
-            lambda: self._undo_if_unknown(retry),
+            lambda: self._failed(retry),
             lambda: self._undo_if_unknown(retry) or self.undo(),
         )
         self._undo_if_unknown(retry)
@@ -161,6 +161,13 @@ class Release(Operation[bool]):
             finally:
                 self.request.stale += delete.stale  # to be ended before an undo is sent
         return False
+
+    def _failed(self, retry: RetryState) -> Undo | None:
+        """As `_undo_if_unknown`, for a release that raises."""
+        undo = self._undo_if_unknown(retry)
+        if undo is None:  # nothing of it can have released, so that no other one can find its work
+            self.lease._beside = False
+        return undo
 
     def _undo_if_unknown(self, retry: RetryState) -> Undo | None:
         """The undo of a release whose reply was lost, or None. It is noted that the lost command may have released."""

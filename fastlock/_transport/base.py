@@ -98,7 +98,8 @@ class Transport:
         unconfirmed = op.unwaited(now, self.release_told)
         if unconfirmed is None or self.post_unconfirmed(unconfirmed):
             return unconfirmed is not None
-        unconfirmed.lease._posted = False
+        # It is waited for, and another one may be posted meanwhile, which finds the work of this one
+        unconfirmed.lease._posted, unconfirmed.lease._beside = False, True
         return False
 
     def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:

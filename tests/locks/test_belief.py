@@ -160,6 +160,26 @@ async def test_a_lease_that_is_renewed_is_not_believed(
 
 
 @two_servers
+async def test_a_grant_lasts_as_long_as_it_claims_though_the_look_of_one_who_left_has_confirmed_it(
+    api: Api, server: Server, proxy: FaultProxy, probe: redis.Redis
+) -> None:
+    holder, client = await held(api, api.client(server.unix_url)), slow(api.client(proxy.url))
+    _, leaving = wait_with(api, client, timeout=10, auto_renew=True, blocking_timeout=1)
+    await queued(api, probe, 1)
+    lock, job = wait_with(api, client)
+    await until(api, lambda: client._transport.queues.by_key[NAME.encode()].waiters.count == 2, "two waiters")
+    armed = await grant_unanswered(api, proxy, probe, holder)
+    await until(api, lambda: armed.fired, "the look")
+    assert await leaving.get(SOON) is False, "its time is over"
+    armed.resume()
+    assert await job.get(SOON) is True
+    await confirmed(api, lock)
+    left = probe.pttl(NAME)
+    assert 10 < lock.lease.remaining <= (left + 1) / 1000, "the server keeps it for the lease of who holds it"
+    await api.get(lock.release())
+
+
+@two_servers
 async def test_a_grant_tells_a_fence(api: Api, server: Server, proxy: FaultProxy, probe: redis.Redis) -> None:
     """Without another answer of the server; its counter counts on from there."""
     client = api.client(proxy.url)

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from support.run_steps import Clock, joined, run_steps
+from support.run_steps import After, Clock, joined, lost, run_steps
 
 from fastlock._protocol import commands, extension
 from fastlock._protocol.belief import Confirmation
@@ -81,6 +81,19 @@ def test_nothing_is_believed_without_a_message_or_before_a_look_was_answered(que
     queues.may_enter_now(waiter, clock())
     other.note_queued(5.0, True, 0, clock(), clock())
     assert other.believe(waiter, clock()) is None, "the message was of another entry"
+
+
+def test_nothing_is_believed_while_the_look_of_one_who_left_is_not_answered(queues: LocalQueues, clock: Clock) -> None:
+    """It may have confirmed the grant already, with his lease, which the confirmation would leave as it is."""
+    first = waits(queues, clock, ms=500)
+    second = joined(queues, "name", b"name", MS, False, None)
+    second.believes = True
+    assert queues.may_enter_now(first, clock())
+    queues.dequeue(first, clock())
+    assert believed(queues, second, clock) is None
+    assert queues.may_enter_now(second, clock())
+    queue_of(second).note_queued(5.0, True, 0, clock(), clock())
+    assert believed(queues, second, clock) is not None, "his own look was answered, behind the other one"
 
 
 def test_who_may_not_believe_looks(queues: LocalQueues, clock: Clock) -> None:
@@ -299,3 +312,18 @@ def test_an_extension_waits_for_the_confirmation(queues: LocalQueues, clock: Clo
     clock.go(1)
     confirmation.undo().unfinished([[1, 0, 0]], False)
     assert lease._deadline == pytest.approx(clock() + 14)
+
+
+@pytest.mark.parametrize("posted", [True, False])
+def test_what_an_extension_waits_for_counts_from_the_first_look_that_may_have_been_executed(
+    queues: LocalQueues, clock: Clock, posted: bool
+) -> None:
+    lease = believed(queues, waits(queues, clock), clock)
+    assert lease is not None
+    if posted:
+        lease._confirmation.undo().commands(frozenset(), False)
+        clock.go(0.1)
+    first = lease._confirmation.sent or clock()
+    answers = [After(0.1, lost()), After(0.1, [[1, 0, 0]])]
+    run_steps(clock, extension.confirm(lease, clock), *answers, queues=queues)
+    assert lease._deadline == pytest.approx(first + MS / 1000)

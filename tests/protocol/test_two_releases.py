@@ -10,10 +10,12 @@ import contextlib
 from typing import Any
 
 import pytest
-from support.run_steps import After, Clock, Raise, lease_of, lost, run_steps
+from support.run_steps import After, Clock, Raise, error, lease_of, lost, run_steps
 
+import fastlock
+from fastlock._errors import ConnectionError
 from fastlock._protocol.batch_operations import release_many
-from fastlock._protocol.lease import ENDED, Lease
+from fastlock._protocol.lease import ENDED, Lease, new_token, now
 from fastlock._protocol.local_queue import LocalQueues
 from fastlock._protocol.release import Release
 
@@ -58,6 +60,52 @@ def test_a_reply_of_a_batch_may_be_lost_after_that(clock: Clock) -> None:
         return lost()
 
     assert run_steps(clock, in_a_batch(clock, lease), other, [0]).outcome == [True]
+
+
+def test_a_batch_that_asks_again_may_find_the_work_of_one_that_has_ended_meanwhile(clock: Clock) -> None:
+    lease = lease_of(clock)
+
+    def other(_: object) -> list[int]:
+        lease._end()
+        return [0]
+
+    assert run_steps(clock, in_a_batch(clock, lease), [0], [error("NOSCRIPT")], other).outcome == [None]
+
+
+def test_a_batch_may_find_the_work_of_one_that_nobody_waits_for(clock: Clock) -> None:
+    lease = lease_of(clock)
+    lease._posted = True  # by another thread, which has not noted yet that it was written
+    assert run_steps(clock, in_a_batch(clock, lease), [0], [0]).outcome == [None]
+    assert lease._lost_end == ENDED
+
+
+@pytest.mark.parametrize("first", [lost(sent=False), [error("NOSCRIPT")]])
+def test_one_that_nobody_waits_for_may_find_what_a_batch_sends_later(clock: Clock, first: object) -> None:
+    lease, beside = lease_of(clock), []
+
+    def sent(_: object) -> list[int]:
+        beside.append(lease._beside)
+        return [1]
+
+    answers = [[0], first] if isinstance(first, list) else [first]
+    assert run_steps(clock, in_a_batch(clock, lease), *answers, sent).outcome == [True]
+    assert beside == [True]
+
+
+def test_one_that_could_not_be_posted_may_be_found_by_one_that_is() -> None:
+    client = fastlock.Client(port=1, confirm_release=False)  # it never connects
+    lock = client.lock("name")
+    lock.lease = lease = Lease("name", b"name", new_token(), now() + 10)
+    assert client._transport.posted(lock._new_release()) is False
+    assert lease._beside and not lease._posted
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_release_that_failed_is_none_that_another_can_have_found(clock: Clock, sent: bool) -> None:
+    lease = lease_of(clock)
+    lease._beside = True  # as it was to be posted, and could not
+    ran = run_steps(clock, Release(lease), lost(sent=sent, final=True))
+    assert isinstance(ran.raised, ConnectionError) and lease._beside is sent
 
 
 def test_what_was_sent_after_the_lease_was_found_lost_has_not_released_it(clock: Clock) -> None:
