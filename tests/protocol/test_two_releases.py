@@ -94,8 +94,8 @@ def test_one_that_nobody_waits_for_may_find_what_a_batch_sends_later(clock: Cloc
 
 def test_one_that_could_not_be_posted_may_be_found_by_one_that_is() -> None:
     client = fastlock.Client(port=1, confirm_release=False)  # it never connects
-    lock = client.lock("name")
-    lock.lease = lease = Lease("name", b"name", new_token(), now() + 10)
+    lock = client.lock("name", thread_local=False)
+    lock._leases[None] = lease = Lease("name", b"name", new_token(), now() + 10)
     assert client._transport.posted(lock._new_release()) is False
     assert lease._beside and not lease._posted
 
