@@ -256,13 +256,14 @@ class AsyncClosing(AsyncUndos):
     def _begin_to_end(self) -> None:
         closing = self._ending is not None and not self._ending.done()  # for a caller that was cancelled
         if self.loop is not None and not closing:
+            self._delivery_end = self.delivery_end()  # here: the task may be cancelled before it has begun
             self._ending = self.loop.create_task(self._end_collected(), name="fastlock: end")
 
     async def _end_collected(self) -> None:
         """Deliver what is pending of a client that was collected. Cancelled, as by `asyncio.run` when its loop ends,
         that is left to `leave_loop`."""
         error = errors.ClientClosedError("nobody holds this client")
-        self._delivery_end, until = self.delivery_end(), now() + CLOSE_SECONDS
+        until = now() + CLOSE_SECONDS
         self.release_kept(self.queues.recalls_heard(False))
         if (connection := self.connection) is not None:
             await self._end_connection(connection, error, max(until, self.drain_end(connection, self._delivery_end)))

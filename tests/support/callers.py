@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import random
 import signal
@@ -30,6 +31,7 @@ from redis.lock import Lock as RivalLock
 
 import fastlock
 from fastlock import fencing
+from fastlock._protocol.commands import token_matches
 from fastlock._protocol.lease import now
 
 from .apis import Api, drive
@@ -39,6 +41,8 @@ from .register import Register
 SHORTEST, LONGEST = 0.2, 2.0  # seconds of a lease, extensions included
 PR_SET_PDEATHSIG = 1  # of prctl
 NEARLY = 0.02  # seconds before the end of a blocking_timeout, in which there is no time to ask again
+PROBED = 0.3  # part of the holds in which the server is asked for the end of the key
+CLOCKS = 0.005  # seconds: the server counts in milliseconds, on a clock that it reads now and then
 OVER = "over"  # a file that tells all workers that the run has ended
 WIPED = "wiped"  # a file that tells when the server last lost its data
 RIVAL = "rival"  # the name of redis-py's connections, which are not cut: redis-py would not know what it holds
@@ -317,6 +321,7 @@ class Caller:
         if owned._renewal is not None:
             await self.hold_renewed(owned, request)
             await self.write(lock.name, request, owned, granted)
+            await self.claims_no_more(owned)
             self.log.write(RELEASE, request)
             await self.release(lock)
             self.freed(request, lock, owned)
@@ -337,9 +342,27 @@ class Caller:
             longest = {"short": 0.005, "beyond": lease + 0.5}.get(what, lease / 2)
             await self.rest(rng.uniform(lease if what == "beyond" else 0, longest))
         await self.write(lock.name, request, owned, granted)
+        await self.claims_no_more(owned)
         self.log.write(RELEASE, request)
         await self.release(lock)
         self.freed(request, lock, owned)
+
+    async def claims_no_more(self, lease: Any) -> None:
+        """A lease may end no later than its key does on the server."""
+        deadline = lease._deadline
+        if self.rng.random() > PROBED or self.in_main() or not math.isfinite(deadline):
+            return
+        try:
+            holder = await self.api.get(self.worker.rival.get(lease._key))
+            left = await self.api.get(self.worker.rival.pttl(lease._key))
+        except redis.RedisError:  # the server is restarted
+            return
+        if token_matches(holder, lease._raw_token) and left >= 0 and now() + left / 1000 + CLOCKS < deadline:
+            self.worker.complain(f"{lease._raw_token!r}: the lease claims {deadline - now():.6f} s of {left} ms")
+
+    def in_main(self) -> bool:
+        """Whether a signal's handler may raise inside of redis-py, which may leave its locks locked."""
+        return not (self.api.is_async or self.number)
 
     def freed(self, request: int, lock: Any, lease: Any) -> None:
         """Note that a release has returned."""
@@ -348,9 +371,8 @@ class Caller:
     async def write(self, name: Any, request: int, owned: Any, granted: float) -> None:
         """Write to the register, without a look at the lease, as a holder that was stopped meanwhile does. Only one
         whose lease has ended may be refused."""
-        register, main = self.worker.register, not self.api.is_async and not self.number
-        # A signal's handler that raises inside of redis-py may leave its locks locked, so the main thread does not call
-        if register is None or not owned.fence or main:
+        register = self.worker.register
+        if register is None or not owned.fence or self.in_main():
             return
         deadline = owned._deadline
         try:
