@@ -52,6 +52,7 @@ from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock._transport.wakeups import WakeupQueue
 from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS
 
+LASTING = 1.0  # seconds after which a connection that breaks is not said to break at once
 T = TypeVar("T")
 
 
@@ -84,7 +85,8 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self.releases = 0  # releases under way that take more than one command
         self._closing: list[Wakeup] = []  # what each `close` that is under way awaits
         self._broken = False  # whether a connection broke that no new one has replaced yet
-        self._failures = 0  # failed attempts to connect, in a row
+        self._failures = 0  # connections in a row that did not come up, or broke at once
+        self._connected_at = 0.0  # when the latest one came up, on the loop's clock
         self.stats = Stats()
         self.renewals = Renewals(self.stats)
         self._renewal_timer = RenewalTimer(self)
@@ -426,7 +428,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         if self._connecting is task:
             self._connecting = None
         failed = task.cancelled() or task.exception() is not None  # tasks that wait get the exception, if there are any
-        self._failures = self._failures + 1 if failed else 0
+        self._failures += failed
         if failed and self.pending_undos:  # they are sent even if the client is never used again
             task.get_loop().call_later(backoff(self._failures), self._reconnect)
 
@@ -468,7 +470,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         if not self.ever_connected:
             self.ever_connected = True
             handshake.warn_of_eviction(connection.session, self.settings.endpoint)
-        self.connection = connection
+        self.connection, self._connected_at = connection, connection.loop.time()
         self.open_stream = None if self.closed else connection.stream
         self._post_pending_undos(connection)
         if self.wants_recalls and not self.closed:
@@ -493,8 +495,14 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         if self.connection is connection:
             self.connection = self.open_stream = None
             self._broken = True
-        if self.pending_undos and connection.session is not None:
+        if connection.session is None:
+            return
+        loop = connection.loop
+        self._failures = 0 if loop.time() - self._connected_at > LASTING else self._failures + 1
+        if self.pending_undos and self._failures < 2:
             self._reconnect()
+        elif self.pending_undos and not loop.is_closed():  # what is sent there may be what breaks them
+            loop.call_later(backoff(self._failures), self._reconnect)
 
     def forget_parent(self) -> None:
         """In a forked child: start without the parent's connection, pending undos and loop; nothing is sent on the

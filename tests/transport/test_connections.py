@@ -21,7 +21,7 @@ import redis
 from support.apis import Api
 from support.child_client import fired, until
 from support.fakeserver import FakeServer
-from support.faultproxy import FaultProxy, replace, stall, swallow
+from support.faultproxy import FaultProxy, drop, replace, stall, swallow
 from support.raw_client import RawClient
 
 import fastlock.asyncio
@@ -30,7 +30,7 @@ from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import now
 from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken
-from fastlock._transport import sync
+from fastlock._transport import aio, sync
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.sync_connection import Connection
 from fastlock._transport.undo_delivery import UndoDelivery
@@ -38,6 +38,7 @@ from fastlock._transport.writing import removed
 from fastlock.embedded import Server
 
 NAME = "sku"
+TOKEN = b"fl:" + b"x" * 32
 MARK = b"\r\nsku\r\n"
 LONG_TIMEOUT, SHORT_TIMEOUT = 20.0, 1.0  # seconds: a reply_timeout that never ends, and one that does
 threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
@@ -306,8 +307,8 @@ def test_a_connection_for_a_caller_also_serves_pending_undos(
             for call in (lock.acquire, client.server_info):  # the second call joins the first try of the pending undos
                 with pytest.raises(LookupError, match="the vault"):
                     await call()
-            assert client._transport.pending_undos and client._transport._failures == 2, (
-                "without a pending undo there is no try"
+            assert client._transport.pending_undos and client._transport._failures == 3, (
+                "the cut and two tries: without a pending undo there is none"
             )
             assert await lock.acquire()
             await lock.release()
@@ -531,3 +532,20 @@ async def test_many_threads_lose_no_command_and_no_reply(api: Api, hurried: None
         assert fake.accepted <= limit and len(client._transport.idle) == fake.accepted
         asked = [words for words in fake.commands if words[0] == b"GET"]
         assert len(asked) == 8 * 500, "a command was not sent exactly once"
+
+
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+async def test_an_undo_that_breaks_each_connection_is_sent_less_and_less_often(
+    api: Api, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a proxy does that refuses a command: a busy loop would connect a thousand times a second."""
+    pauses: list[int] = []
+    monkeypatch.setattr(aio, "LASTING", 1e9)  # on a busy machine, too
+    monkeypatch.setattr(aio, "backoff", lambda failures: pauses.append(failures) or 0.001)
+    client = api.client(proxy.url)
+    await api.get(client.server_info())
+    armed = proxy.arm(drop(request_bytes=1), after=TOKEN, times=8)
+    client._transport.deliver(UndoDelivery(Undo([b"sku"], [TOKEN])))
+    await until(api, lambda: len(pauses) >= 3, "pauses")
+    assert pauses[:3] == [2, 3, 4] and armed.fired
+    await until(api, lambda: not client._transport.pending_undos, "the undo")
