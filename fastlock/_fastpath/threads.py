@@ -250,6 +250,8 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
                 reply = send_enter(transport, connection, queue, waiter, joins, until + _LAST_TRY_SECONDS - sent)
             except BaseException as error:
                 if not isinstance(error, STREAM_ERRORS):
+                    # As in `Acquire._enter`: it may be executed later
+                    queue.stale = (*queue.stale, connection.session)
                     connection.classify_error(_NOTHING, error)  # which raises it at once, and sends no undo
                 op = lock._new_acquire(None, required, start)
                 request = _sent_enter(op, waiter, joins, connection, sent)

@@ -205,6 +205,47 @@ async def test_a_signal_reaches_the_main_thread_parked_behind_another(
     await api.get(first.release())
 
 
+async def test_a_look_that_a_signal_interrupted_may_be_executed_later(
+    api: Api, server: Server, proxy: FaultProxy, probe: redis.Redis, no_recheck: None
+) -> None:
+    """For the next waiter, who asked for another lease: its session is ended before that one's is sent over another."""
+    holder, client = await held(api, api.client(server.unix_url)), api.client(proxy.url)
+    await api.get(client.server_info())
+    armed = proxy.arm(stall("request"), after=QUEUE.encode())
+    main, others = threading.get_ident(), list[Any]()
+    deadline, hit = now() + SOON, threading.Event()
+
+    def strike() -> None:
+        while now() < deadline and not armed.fired:
+            time.sleep(0.001)
+        others.append(wait_with(api, client))
+        (queue,) = client._transport.queues.by_key.values()
+        while now() < deadline and not hit.is_set():
+            if queue.waiters.count == 2:
+                signal.pthread_kill(main, signal.SIGUSR1)
+                hit.wait(0.1)
+
+    def handle(*args: Any) -> None:
+        hit.set()
+        raise Struck
+
+    before, thread = signal.signal(signal.SIGUSR1, handle), threading.Thread(target=strike, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(Struck):
+            client.lock(NAME, timeout=30, blocking_timeout=2 * SOON).acquire()
+    finally:
+        thread.join(SOON)
+        signal.signal(signal.SIGUSR1, before)
+    (queue,) = client._transport.queues.by_key.values()
+    assert len(queue.stale) == 1
+    armed.resume()
+    await api.get(holder.release())
+    lock, job = others[0]
+    assert await job.get(SOON) is True and not queue.stale
+    await api.get(lock.release())
+
+
 class CountedSeconds:
     """Seconds between two rechecks, which count how often they were read."""
 
