@@ -177,8 +177,8 @@ def warn_of_pending_undos(endpoint: str, names: Iterable[bytes]) -> None:
     """Warn that a client ended before the server had answered what releases these names."""
     if names := sorted(set(names)):
         logging.getLogger("fastlock").warning(
-            "%s may stay locked until the lease ends: the client ended before %s had answered what releases it",
-            ", ".join(map(repr, names[:5])) + (" ..." if len(names) > 5 else ""),
+            "%s may stay locked until the lease ends: the client ended before %s had answered the release",
+            ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
             endpoint,
         )
 

@@ -146,7 +146,7 @@ class KeptRelease(UnconfirmedRelease):
     instead: Callable[[Undo], object]  # carries out what does it for a user who may not run scripts
 
     def commands(self, capabilities: frozenset[str], again: bool) -> list[commands.RawCommand]:
-        # Nobody held it, so that it is not lost, however late this is sent
+        # Whoever held it has released it: how late this is sent, is no loss
         return [(b"PING",)] if self._clock() >= self.end else super().commands(capabilities, again)
 
     def given_up(self) -> None:

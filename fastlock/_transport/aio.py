@@ -39,6 +39,7 @@ from fastlock._protocol.steps import (
     Wait,
     backoff,
 )
+from fastlock._protocol.undo import SETTLE_TRIES
 from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import Broken, NoReply, broken, by_handler
 from fastlock._transport.aio_closing import TRANSPORTS, UNFINISHED, AsyncClosing, at_end, end_unfinished
@@ -50,9 +51,8 @@ from fastlock._transport.settings import Settings
 from fastlock._transport.sockets import tune_socket
 from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock._transport.wakeups import WakeupQueue
-from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS
+from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, LASTING
 
-LASTING = 1.0  # seconds after which a connection that breaks is not said to break at once
 T = TypeVar("T")
 
 
@@ -243,11 +243,12 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
 
     async def _execute(self, request: Request | GetSession) -> Any:
         if isinstance(request, GetSession) or not (self.closed and request.allowed_after_close):
-            answer = await self._execute_once(request)
+            answer, meetings = await self._execute_once(request), 0
             while (
                 (self.unconfirmed or self.resent)
                 and isinstance(request, Request)
                 and self.met_own_release(request, answer)
+                and (meetings := meetings + 1) <= SETTLE_TRIES
             ):
                 answer = await self._execute_once(request)
             return answer

@@ -21,13 +21,14 @@ from fastlock._transport import waiting
 from fastlock._transport.base import Transport
 from fastlock._transport.sync_connection import Connection
 from fastlock._transport.undo_delivery import UndoDelivery
+from fastlock._transport.writing import LASTING
 
 if TYPE_CHECKING:
     from fastlock._protocol.lease import Lease
     from fastlock._transport.sync import SyncTransport
 
 LONGEST_SLEEP = 1e6  # seconds: the system's functions take no infinite ones
-LEAST_PAUSE, MOST_PAUSE = 0.1, 5.0  # seconds between two attempts to connect
+LEAST_PAUSE, MOST_PAUSE = 0.1, 5.0  # seconds between two attempts to connect, where the first did not last
 
 
 _ENDED_SO: set[int] = set()  # the id of this process, if it ends by `end_with_child`
@@ -111,16 +112,17 @@ class KeepThread:
     def _run(self) -> None:
         if not self._runs.acquire(blocking=False):
             return  # a signal handler raised as the first was started, before that was noted
-        transport, pause = self._transport, LEAST_PAUSE
+        transport, pause = self._transport, 0.0
         while not transport.closed:
+            began = now()
             try:
                 self._hear()
-                pause = LEAST_PAUSE
             except BaseException as error:  # whatever it is, it must not end all keeping
                 if not isinstance(error, (OSError, errors.RedisError)):
                     LOG.exception("recalls of kept leases cannot be heard; trying again")
+            # What was released meanwhile waits for the next connection
+            pause = 0.0 if now() - began > LASTING else min(max(LEAST_PAUSE, 2 * pause), MOST_PAUSE)
             self._closing.acquire(timeout=pause)
-            pause = min(2 * pause, MOST_PAUSE)
 
     def _hear(self) -> None:
         """Hear recalls, as long as the connection lasts."""

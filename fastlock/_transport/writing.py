@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CLOSE_SECONDS = 1.0  # for how long closing waits for what is in flight; a new connection gets as long at least
+LASTING = 1.0  # seconds after which a connection that breaks is replaced at once
 STREAM_ERRORS = (Broken, ProtocolError)
 CONNECT_ERRORS = (*STREAM_ERRORS, errors.RedisError)
 POP: Any = list.pop  # for `(item,) = map(POP, (items,))`: no signal handler runs between popped and kept

@@ -86,6 +86,16 @@ def test_a_client_that_is_too_slow_for_its_moment_gets_a_longer_one(queues: Loca
     assert moments == pytest.approx([0.4, 0.8, 1.6, MOST_MOMENT, MOST_MOMENT, 1.0, 0.5, 0.25, 0.2, LEAST_MOMENT])
 
 
+def test_a_grant_that_was_not_confirmed_in_time_was_too_slow(queues: LocalQueues, clock: Clock) -> None:
+    queue = entered(queues, clock)
+    queue.note_gone()
+    assert queues.moment == LEAST_MOMENT, "it was never in the server's queue"
+    queues.may_enter_now(next(iter(queue.waiters)), clock())
+    queue.note_queued(5.0, True, 0, clock(), clock())
+    queue.note_gone()
+    assert queues.moment == 2 * LEAST_MOMENT
+
+
 def test_a_moment_lasts_several_round_trips(queues: LocalQueues) -> None:
     queues.note_reply(0.05)
     queues.note_moment(True)

@@ -2,6 +2,7 @@
 
 After a number of bytes in one of its directions, chosen by chance, a connection passes on what is left of these, and
 ends: a request, a reply or a message is cut at any byte. What a client has sent before it was killed still arrives.
+Half of the directions are a network that takes its time, so that replies, messages and requests cross.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 MEAN_BYTES = 2_000, 20_000, 200_000, 2_000_000  # of a direction until it is cut; all scripts are 92,000
+MEAN_DELAYS = 0.0, 0.0, 0.001, 0.005  # seconds by which a direction holds back what passes
 
 
 class Cutter:
@@ -46,8 +48,10 @@ def _run(path: str, server: str, seed: int, cuts: Any, ready: Any) -> None:
     rng, parent = random.Random(f"{seed}/cutter"), os.getppid()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        left = int(rng.expovariate(1 / rng.choice(MEAN_BYTES)))
+        left, delay = int(rng.expovariate(1 / rng.choice(MEAN_BYTES))), rng.choice(MEAN_DELAYS)
         while data := await reader.read(65536):
+            if delay:
+                await asyncio.sleep(delay * rng.uniform(0, 2))
             writer.write(data[:left])
             await writer.drain()
             left -= len(data)

@@ -7,7 +7,7 @@ BREAKS = {  # what is left out or done otherwise: the configurations that must f
         "believe",
         "the confirmation of a believed grant may queue or take a free name, as today's ENTER",
     ),
-    "same-entry-rejoin": ("believe", "a look queues a place again that was granted and lost"),
+    "same-entry-rejoin": ("believe2", "a look queues a place again that was granted and lost"),
     "believe-other-connection": (
         "release",
         "pushes come over a third connection, and after a cut a place is joined again",
@@ -43,6 +43,10 @@ BREAKS = {  # what is left out or done otherwise: the configurations that must f
     "foreign-marked": ("foreign", "who finds a token of redis-py marks it, so that its owner cannot delete it"),
     "foreign-told": ("foreign", "who waits for redis-py's lock looks no more, as if its release told somebody"),
     "extend-early": ("renew", "a lease is extended before it is confirmed, and the confirmation sets it anew"),
+    "look-unanswered": (
+        "heirs",
+        "a grant is believed though the look of a caller that left is not answered: it may have set his lease",
+    ),
     "local-restart": ("callers", "who gets the lease from a caller of its client counts it from then"),
 }
 
@@ -73,6 +77,7 @@ CONFIGS = {  # clients, acquires of each, keep, (cuts, crashes, freezes, cancels
     "foreignkeep": {"goals": (2, 1), "keep": 1, "faults": (0, 0, 0, 0), "quick": 1, "foreign": (1,)},
     "renew": {"goals": (2, 1), "keep": 0, "faults": (0, 0, 0, 0), "quick": 1, "renew": 1},
     "renewcut": {"goals": (1, 1), "keep": 0, "faults": (1, 0, 0, 0), "quick": 1, "renew": 1},
+    "heirs": {"goals": (2, 1), "keep": 0, "faults": (0, 0, 0, 1), "quick": 1, "heirs": 1},
     "callers": {"goals": (2, 1), "keep": 0, "faults": (1, 0, 0, 0), "quick": 1, "local": 1},
 }
 # begin="queued": client 0 holds, the others are queued. quick: replies to REL are heard as they are made, as nothing

@@ -22,17 +22,19 @@ from support.round_trip_configs import BREAKS, CONFIGS, LEASE, LONGER, VARIANTS,
 #   LOOK place     as JOIN, but for a place that is neither the key nor queued: "gone"; it never queues, never takes
 #   REL tok        unmarked: delete; marked: grant. One script, nothing is left to do for who reads the reply
 #   LEAVE place    out of the queue, and as REL if it was granted
+#   CONF place     as LOOK, but what lasts longer than a moment stays as it is: its end was moved (with heirs only)
 #   EXT tok        the lease lasts for LONGER from now on
 #   redis-py's: SET, asked again and again, and DEL! tok, which deletes a token that is still as it was set
 
 
 # A client. pc: S idle, A has sent SET, E has sent JOIN, Q queued, H holds, K keeps, D done, X dead
 PC, TOK, LEFT, AGE, BASE, CONF, WANTED, TIMER, GOALS, REL, FROZEN, SUB, AOUT, BOUT, AIN, BIN, PIN, LATE = range(18)
-FENCE, ROUND, EXT = range(18, 21)
+FENCE, ROUND, EXT, HEIR = range(18, 22)
 #   LEFT what is left of what it believes to hold; AGE of the request in flight, -1 none; BASE of the last look answered
 #   "queued", -1 none; CONF 0 provisional 2 confirmed; WANTED it knows that others wait; REL releases not answered;
-#   SUB -1 redis-py; ROUND of its callers had the lease before; EXT age of the extension in flight, -1 none
-NEW = ["S", -1, 0, -1, -1, 0, 0, 0, 0, (), 0, 1, (), (), (), (), (), (), 0, 0, -1]
+#   SUB -1 redis-py; ROUND of its callers had the lease before; EXT age of the extension in flight, -1 none;
+#   HEIR 1: the caller that waits has taken over the place of one that left, and asks for LONGER
+NEW = ["S", -1, 0, -1, -1, 0, 0, 0, 0, (), 0, 1, (), (), (), (), (), (), 0, 0, -1, 0]
 
 
 class World:
@@ -70,7 +72,7 @@ class World:
             for f in (AIN, BIN):
                 c[f] = tuple(
                     (*m[:2], ranks[m[2]]) if m[0] == "grant" else
-                    (*m[:3], ranks[m[3]]) if m[0] in ("acq", "set") else m
+                    (*m[:3], ranks[m[3]], *m[4:]) if m[0] in ("acq", "set") else m
                     for m in c[f]
                 )  # fmt: skip
         self.fence, self.high = ranks[self.fence], ranks[self.high]
@@ -94,7 +96,8 @@ class Protocol:
         self.one = wrong == "one-connection"
         self.rejoin = wrong in ("believe-other-connection", "rejoin-after-cut")
         self.fenced, self.renew, self.local = (config.get(each, 0) for each in ("fenced", "renew", "local"))
-        self.foreign = config.get("foreign", ())
+        self.foreign, self.heirs = config.get("foreign", ()), config.get("heirs", 0)
+        self.longest = max(M, self.lease, LONGER * self.heirs)
 
     def start(self):
         clients = []
@@ -141,7 +144,7 @@ class Protocol:
 
     def serve(self, w, i, cmd):
         """Execute; the reply, or None."""
-        verb, tok, *_rest = cmd
+        verb, tok, *rest = cmd  # rest: for how long it asks, where that differs
         k, me = w.key, (i, tok)
         mine = k is not None and k[:2] == me
         if verb == "SUB":
@@ -161,16 +164,17 @@ class Protocol:
             if k[3] and i not in self.foreign:
                 self.push(w, k[0], ("recall", k[1]))
             return ("set", tok, 0, 0)
-        if verb in ("JOIN", "LOOK"):
-            joins = verb == "JOIN"
+        if verb in ("JOIN", "LOOK", "CONF"):
+            joins, length = verb == "JOIN", rest[0] if rest else self.lease
             if mine or (k is None and (joins or me in w.queue) and not self.grant(w, me)):
                 w.queue = tuple(e for e in w.queue if e != me)
-                w.key = (i, tok, int(bool(w.queue)), self.keep, self.lease)
+                moved = verb == "CONF" and mine and k[4] > M
+                w.key = (i, tok, int(bool(w.queue)), self.keep, k[4] if moved else length)
                 w.fence += self.fenced
-                return ("acq", tok, int(bool(w.queue)), w.fence)
+                return ("acq", tok, int(bool(w.queue)), w.fence, *rest)
             if me not in w.queue:
                 if not joins:
-                    return ("gone", tok)
+                    return ("gone", tok, *rest)
                 w.queue += (me,)
             k = w.key
             if k[0] == i:
@@ -183,7 +187,7 @@ class Protocol:
             if not marks and self.wrong == "foreign-told":
                 return ("que", tok, self.lease + M)
             first = w.queue[0] == me or self.wrong != "slow-second"
-            return ("que", tok, min(k[4], M) if first else self.lease)
+            return ("que", tok, min(k[4], M) if first else self.lease, *rest)
         if verb == "LEAVE":
             w.queue = tuple(e for e in w.queue if e != me)
             if mine and not self.grant(w):
@@ -233,12 +237,20 @@ class Protocol:
         c = w.of(i)
         tok = self.fresh(w, i)
         c[PC], c[TOK], c[AGE], c[BASE], c[WANTED], c[TIMER] = "E", tok, 0, -1, 0, 0
-        c[AOUT] += (("JOIN", tok),)
+        c[AOUT] += (("JOIN", tok, *self.asks(c)),)
+
+    def length(self, c):
+        return LONGER if c[HEIR] else self.lease
+
+    def asks(self, c):
+        return (self.length(c),) if self.heirs else ()
 
     def looks(self, c, verb="LOOK"):
         verb = "JOIN" if self.one else verb
         c[AGE] = 0
-        c[AOUT] += ((verb, c[TOK]),)
+        if self.wrong not in ("look-unanswered", "provisional-past-look"):
+            c[BASE] = -1
+        c[AOUT] += ((verb, c[TOK], *self.asks(c)),)
 
     def claims(self, w, c, fence):
         """It has the lease with this fence from now on, unless it has one, or the lease has ended."""
@@ -249,7 +261,7 @@ class Protocol:
 
     def holds(self, c, waiting):
         c[PC], c[CONF] = "H", 2
-        c[LEFT] = self.lease if self.wrong == "lease-from-receipt" else self.lease - c[AGE]
+        c[LEFT] = self.lease if self.wrong == "lease-from-receipt" else self.length(c) - c[AGE]
         c[AGE], c[BASE], c[TIMER] = -1, -1, 0
         if self.keep and waiting:
             c[WANTED] = 1
@@ -261,7 +273,7 @@ class Protocol:
             c[REL] += (c[TOK],)
         c[PC] = "S" if c[GOALS] else "D"
         c[TOK], c[LEFT], c[AGE], c[BASE], c[CONF], c[WANTED], c[TIMER] = -1, 0, -1, -1, 0, 0, 0
-        c[FENCE], c[ROUND], c[EXT] = 0, 0, -1
+        c[FENCE], c[ROUND], c[EXT], c[HEIR] = 0, 0, -1, 0
 
     def lets_go(self, c):
         sure = c[CONF] == 2 or self.wrong == "keep-unconfirmed"
@@ -292,8 +304,8 @@ class Protocol:
                     self.ends(c)
             elif mine and (pc == "H" or (pc == "A" and self.wrong != "recall-before-reply")):
                 c[WANTED] = 1
-        elif not mine:
-            return
+        elif not mine or (self.heirs and what in ("acq", "que", "gone") and rest[-1] != self.length(c)):
+            return  # it was asked by one who left
         elif what == "set":
             if pc == "A" and rest[0]:
                 self.holds(c, 0)
@@ -335,10 +347,10 @@ class Protocol:
             verb = "LOOK"
             if 0 <= base < M:
                 sent = c[AGE] if c[AGE] >= 0 and self.wrong != "provisional-past-look" else 0
-                left = M - base if self.wrong == "provisional-past-lease" else min(M - base, self.lease - sent)
+                left = M - base if self.wrong == "provisional-past-lease" else min(M - base, self.length(c) - sent)
                 c[PC], c[LEFT], c[CONF], c[BASE], c[TIMER] = "H", max(0, left), 0, -1, 0
                 self.claims(w, c, fence)
-                verb = "JOIN" if self.wrong == "confirm-queues" else verb
+                verb = "JOIN" if self.wrong == "confirm-queues" else "CONF" if self.heirs else verb
             if c[AGE] < 0:
                 self.looks(c, verb)
         elif c[TOK] != tok and tok not in c[REL] and self.wrong != "no-leave-unknown":
@@ -387,7 +399,7 @@ class Protocol:
             c[LEFT] = max(0, c[LEFT] - 1)
             c[TIMER] = max(0, c[TIMER] - 1)
             if c[AGE] >= 0:
-                c[AGE] = min(max(M, self.lease), c[AGE] + 1)
+                c[AGE] = min(self.longest, c[AGE] + 1)
             if c[BASE] >= 0:
                 c[BASE] = min(M, c[BASE] + 1)
             if c[EXT] >= 0:
@@ -420,6 +432,11 @@ class Protocol:
                     g[AOUT] += (("LEAVE", g[TOK]),)
                 self.ends(g, release=c[PC] == "A")
                 yield f"{i} gives up", w
+            if self.heirs and cancels and c[PC] in "EQ" and c[GOALS] and not c[HEIR]:
+                w = World((*s[:3], (cuts, crashes, freezes, cancels - 1), *s[4:]))
+                g = w.of(i)
+                g[PC], g[AGE], g[HEIR], g[GOALS] = "Q", -1, 1, g[GOALS] - 1
+                yield f"{i}'s caller leaves, another one waits by its place", w
             if cuts and c[SUB] >= 0 and (c[AOUT] or c[AIN] or c[PC] in "AEQHK"):
                 for n in range(len(c[AOUT]) + 1):
                     w = World((*s[:3], (cuts - 1, crashes, freezes, cancels), *s[4:]))
@@ -505,6 +522,8 @@ class Protocol:
             return "(6) a fence is not higher than that of a holder before"
         if bad:
             return "(5) a client is told that its own released token holds the name"
+        if key and clients[key[0]][PC] in "HK" and clients[key[0]][TOK] == key[1] and clients[key[0]][LEFT] > key[4]:
+            return "(7) a lease claims to last longer than its key"
         for i, p in queue:
             c = clients[i]
             if c[PC] != "X" and not (c[TOK] == p and c[PC] in "EQ") and ("LEAVE", p) not in c[AOUT]:
