@@ -3,8 +3,8 @@
 The server grants a name for a moment, counted from when it grants. A waiter knows that its entry was in the queue when
 it looked last, so the grant came later than it sent that look: until then and the moment, nobody else is granted the
 name. A look, which is sent at once and not waited for, sets the lease that was asked for. Nothing is believed while
-another look of that entry is not answered: whoever sent that may be gone, and it may have confirmed the grant already,
-with the lease that he had asked for. Never here: sockets, who is next.
+another look of that entry is not answered: the waiter that sent it may be gone, and the look may have confirmed the
+grant already, with the lease of that waiter. Never here: sockets, who is next.
 """
 
 from __future__ import annotations

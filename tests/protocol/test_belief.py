@@ -84,7 +84,7 @@ def test_nothing_is_believed_without_a_message_or_before_a_look_was_answered(que
 
 
 def test_nothing_is_believed_while_the_look_of_one_who_left_is_not_answered(queues: LocalQueues, clock: Clock) -> None:
-    """It may have confirmed the grant already, with his lease, which the confirmation would leave as it is."""
+    """It may have confirmed the grant already, with the lease of that one, which the confirmation would leave."""
     first = waits(queues, clock, ms=500)
     second = joined(queues, "name", b"name", MS, False, None)
     second.believes = True
@@ -93,7 +93,7 @@ def test_nothing_is_believed_while_the_look_of_one_who_left_is_not_answered(queu
     assert believed(queues, second, clock) is None
     assert queues.may_enter_now(second, clock())
     queue_of(second).note_queued(5.0, True, 0, clock(), clock())
-    assert believed(queues, second, clock) is not None, "his own look was answered, behind the other one"
+    assert believed(queues, second, clock) is not None, "its own look was answered, behind the other one"
 
 
 def test_who_may_not_believe_looks(queues: LocalQueues, clock: Clock) -> None:

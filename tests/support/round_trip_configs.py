@@ -45,7 +45,7 @@ BREAKS = {  # what is left out or done otherwise: the configurations that must f
     "extend-early": ("renew", "a lease is extended before it is confirmed, and the confirmation sets it anew"),
     "look-unanswered": (
         "heirs",
-        "a grant is believed though the look of a caller that left is not answered: it may have set his lease",
+        "a grant is believed though the look of a caller that left is not answered: it may have set its lease",
     ),
     "local-restart": ("callers", "who gets the lease from a caller of its client counts it from then"),
 }
