@@ -108,7 +108,7 @@ def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
     keys: list[bytes] = []
     tokens: list[bytes] = []
     for lease in leases:
-        lease._releasing = True
+        lease._releasing = lease._beside = True
         keys.append(lease._key)
         tokens.append(lease._raw_token)
     return keys, tokens

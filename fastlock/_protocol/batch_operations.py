@@ -229,8 +229,6 @@ def _send_releases(request: Request, leases: list[Lease]) -> Steps[Any]:
     repeated release may find its key gone."""
     answers: Any = None
     answered = False
-    for lease in leases:
-        lease._beside = True
     try:
         answers = yield request
         answered = True
@@ -252,6 +250,8 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotte
     loads = commands.HAND_OVER_LUA.loads if forgotten else []
     request = RawCommands([*loads, *(commands.hand_over(lease._key, lease._raw_token) for lease in leases)])
     request.allowed_after_close = True
+    for lease in leases:  # again: the batch may not have been sent
+        lease._beside = True
     answers = yield from _send_releases(request, leases)
     if type(answers) is list:
         answers = answers[len(loads) :]
