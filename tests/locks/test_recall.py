@@ -9,9 +9,11 @@ import pytest
 import redis
 from support.apis import Api
 from support.child_client import LONG, NAME, SOON, until
+from support.faultproxy import FaultProxy
 
 import fastlock
 from fastlock._protocol.arguments import MAX_BYTES
+from fastlock._transport import keeping
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
@@ -74,3 +76,20 @@ async def test_the_longest_name_is_recalled(api: Api, server: Server) -> None:
         await until(api, lambda: client._transport.queues.hears_recalls, "recalls are heard")
     assert await api.start(theirs.acquire).get(SOON) is True
     await api.get(theirs.release())
+
+
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_a_connection_that_had_lasted_is_replaced_at_once(
+    api: Api, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is to be released waits for it, and others for that."""
+    monkeypatch.setattr(keeping, "LASTING", 0.0)
+    monkeypatch.setattr(keeping, "LEAST_PAUSE", 1e4)
+    client = api.client(proxy.url)
+    queues, lock = client._transport.queues, client.lock(NAME, timeout=LONG, keep=KEEP)
+    await api.get(lock.acquire())
+    await api.get(lock.release())
+    await until(api, lambda: queues.hears_recalls, "recalls are heard")
+    before = proxy.accepted
+    proxy.cut()
+    await until(api, lambda: proxy.accepted > before and queues.hears_recalls, "the next connection")
