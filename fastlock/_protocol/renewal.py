@@ -312,10 +312,14 @@ class Renewals:
     def _renewed(self, moves: list[tuple[Renewal, Lease, Move]], until: float, clock: Clock) -> Steps[None]:
         request = RenewMany([(lease, renewal.ms) for renewal, lease, _ in moves])
         request.until, request.strict = until, True
+        # An extension may be in flight there, of a caller that was interrupted: it must not overtake this
+        request.stale = stale = tuple(dict.fromkeys(each for _, lease, _ in moves for each in lease._stale_sessions))
         answered = False
         try:
             replies = yield from send_renewals(request, RetryState(clock))
             answered = replies is not None
+            for _, lease, _ in moves if answered and stale else ():
+                lease._stale_sessions = tuple(each for each in lease._stale_sessions if each not in stale)
         except errors.RedisError as error:
             if not errors.is_own(error):  # a signal handler raised it
                 raise

@@ -87,6 +87,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self._broken = False  # whether a connection broke that no new one has replaced yet
         self._failures = 0  # connections in a row that did not come up, or broke at once
         self._connected_at = 0.0  # when the latest one came up, on the loop's clock
+        self._reconnects_in: asyncio.AbstractEventLoop | None = None  # the loop whose timer calls `_reconnect`
         self.stats = Stats()
         self.renewals = Renewals(self.stats)
         self._renewal_timer = RenewalTimer(self)
@@ -431,7 +432,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         failed = task.cancelled() or task.exception() is not None  # tasks that wait get the exception, if there are any
         self._failures += failed
         if failed and self.pending_undos:  # they are sent even if the client is never used again
-            task.get_loop().call_later(backoff(self._failures), self._reconnect)
+            self._reconnect_later(task.get_loop())
 
     async def _connect(self, loop: asyncio.AbstractEventLoop, last: bool = False) -> AsyncConnection:
         """Open a connection and greet the server. last: for the last requests and undos of a closed client."""
@@ -477,9 +478,14 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         if self.wants_recalls and not self.closed:
             connection.hear_recalls()
 
+    def _reconnect_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._reconnects_in is not loop:  # else a timer runs already
+            self._reconnects_in = loop
+            loop.call_later(backoff(self._failures), self._reconnect)
+
     def _reconnect(self) -> None:
         """An undo is pending: connect to send it, if no other task does or did."""
-        loop = self.loop
+        loop, self._reconnects_in = self.loop, None
         if (
             not self.closed
             and self.connection is None
@@ -503,7 +509,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         if self.pending_undos and self._failures < 2:
             self._reconnect()
         elif self.pending_undos and not loop.is_closed():  # what is sent there may be what breaks them
-            loop.call_later(backoff(self._failures), self._reconnect)
+            self._reconnect_later(loop)
 
     def forget_parent(self) -> None:
         """In a forked child: start without the parent's connection, pending undos and loop; nothing is sent on the

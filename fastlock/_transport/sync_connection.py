@@ -116,7 +116,7 @@ class Connection:
             if filled is not None:
                 template, token, ms = filled
                 reply = stream.round_trip(template, b"", token, ms, timeout, spin)
-                return reply if reply is self.busy else [reply]
+                return reply if reply is self.busy or type(reply) is ConnectionLost else [reply]
         return self.busy
 
     def classify_error(self, request: Request, error: BaseException) -> Any:

@@ -183,8 +183,8 @@ def send_enter(
     reply = round_trip(connection.stream, template, b"", queue.entry, waiter.ms, timeout, spin)
     if reply is connection.busy and not connection.stream.in_use_by_caller(_holds_mutex(transport)):
         reply = share(connection, _put, (connection.stream, template, queue.entry, waiter.ms), timeout, 0.0)
-        if type(reply) is ConnectionLost:
-            raise Broken("the connection broke before the reply came")
+    if type(reply) is ConnectionLost:  # another thread has found that
+        raise Broken("the connection broke before the reply came")
     return reply
 
 
@@ -235,7 +235,10 @@ def send_hand_over(transport: Transport, connection: Connection, key: bytes, tok
     `SocketStream.round_trip`. It does not poll for the reply: the server and the waiter that it tells need a
     processor."""
     template = _cached(transport, key, connection, hand_over, ())
-    return round_trip(connection.stream, template, b"", token, 0, connection.reply_timeout, 0.0)
+    reply = round_trip(connection.stream, template, b"", token, 0, connection.reply_timeout, 0.0)
+    if type(reply) is ConnectionLost:  # as in `send_enter`
+        raise Broken("the connection broke before the reply came")
+    return reply
 
 
 def post_release(transport: Transport, connection: Connection, lease: Lease, on_lost: Any) -> bool:

@@ -197,6 +197,25 @@ def test_a_server_that_cannot_write_now_is_asked_again(client: Client, clock: Cl
     assert not client.told and lease.valid and client.renewals.wake_time() < clock() + 0.05
 
 
+def test_an_extension_that_was_interrupted_does_not_overtake_a_renewal(client: Client, clock: Clock) -> None:
+    """The session in which it may be in flight is ended first, unless the renewal goes over the same connection."""
+    lease: Any = client.lease()
+    lease._stale_sessions = ("one",)
+    clock.go(11)
+    client.take()
+    steps, request = client.start()
+    assert request.stale == ("one",)
+    lease._stale_sessions += ("two",)  # meanwhile
+    with pytest.raises(StopIteration):
+        steps.send([[1]])
+    assert lease._stale_sessions == ("two",) and lease.remaining == pytest.approx(30)
+    clock.go(11)
+    client.take()
+    steps, request = client.start()
+    steps.close()  # not answered
+    assert "two" in request.stale and "two" in lease._stale_sessions
+
+
 @pytest.mark.parametrize("how", ["releasing", "released", "dropped", "collected"])
 def test_a_lease_that_is_not_held_is_not_renewed(client: Client, clock: Clock, how: str) -> None:
     lease: Any = client.lease()

@@ -19,18 +19,20 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import fired, until
+from support.child_client import SOON, fired, until
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, drop, replace, stall, swallow
 from support.raw_client import RawClient
+from support.run_steps import joined
 
 import fastlock.asyncio
 from fastlock._protocol import extension, handshake
-from fastlock._protocol.commands import Opcode
+from fastlock._protocol.commands import Opcode, hand_over
 from fastlock._protocol.lease import now
+from fastlock._protocol.steps import ConnectionLost, RawCommands
 from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken
-from fastlock._transport import aio, sync
+from fastlock._transport import aio, sync, waiting
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.sync_connection import Connection
 from fastlock._transport.undo_delivery import UndoDelivery
@@ -549,3 +551,37 @@ async def test_an_undo_that_breaks_each_connection_is_sent_less_and_less_often(
     await until(api, lambda: len(pauses) >= 3, "pauses")
     assert pauses[:3] == [2, 3, 4] and armed.fired
     await until(api, lambda: not client._transport.pending_undos, "the undo")
+
+
+@threads_only
+async def test_a_script_whose_connection_another_thread_finds_broken_is_lost(api: Api, proxy: FaultProxy) -> None:
+    """Its reply is what every waiter for a reply is told, and no odd one."""
+    client = api.client(proxy.url)
+    await api.get(client.server_info())
+    (connection,) = client._transport.idle
+    armed = proxy.arm(stall(), command="EVALSHA")
+    job = api.start(lambda: connection.execute(RawCommands([hand_over(b"sku", TOKEN)]), 0.0))
+    await until(api, lambda: armed.fired, "the script")
+    connection.fail(Broken("found by another thread"))
+    assert type(await job.get(SOON)) is ConnectionLost
+
+
+@threads_only
+@pytest.mark.parametrize("what", ["look", "release"])
+async def test_a_waiter_whose_connection_another_thread_finds_broken_is_told(
+    api: Api, proxy: FaultProxy, what: str
+) -> None:
+    client = api.client(proxy.url)
+    await api.get(client.server_info())
+    (connection,) = client._transport.idle
+    armed = proxy.arm(stall(), command="EVALSHA")
+    transport = client._transport
+    if what == "release":
+        job = api.start(lambda: waiting.send_hand_over(transport, connection, b"sku", TOKEN))
+    else:
+        waiter = joined(transport.queues, "sku", b"sku", 1000, False, None)
+        job = api.start(lambda: waiting.send_enter(transport, connection, waiter.queue, waiter, True, SOON))
+    await until(api, lambda: armed.fired, "the script")
+    connection.fail(Broken("found by another thread"))
+    with pytest.raises(Broken):
+        await job.get(SOON)
