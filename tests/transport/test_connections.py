@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import SOON, fired, until
+from support.child_client import fired, until
 from support.fakeserver import FakeServer
 from support.faultproxy import FaultProxy, drop, replace, stall, swallow
 from support.raw_client import RawClient
@@ -554,34 +554,25 @@ async def test_an_undo_that_breaks_each_connection_is_sent_less_and_less_often(
 
 
 @threads_only
-async def test_a_script_whose_connection_another_thread_finds_broken_is_lost(api: Api, proxy: FaultProxy) -> None:
-    """Its reply is what every waiter for a reply is told, and no odd one."""
-    client = api.client(proxy.url)
-    await api.get(client.server_info())
-    (connection,) = client._transport.idle
-    armed = proxy.arm(stall(), command="EVALSHA")
-    job = api.start(lambda: connection.execute(RawCommands([hand_over(b"sku", TOKEN)]), 0.0))
-    await until(api, lambda: armed.fired, "the script")
-    connection.fail(Broken("found by another thread"))
-    assert type(await job.get(SOON)) is ConnectionLost
-
-
-@threads_only
-@pytest.mark.parametrize("what", ["look", "release"])
-async def test_a_waiter_whose_connection_another_thread_finds_broken_is_told(
-    api: Api, proxy: FaultProxy, what: str
+@pytest.mark.parametrize("what", ["script", "look", "release"])
+async def test_who_is_alone_on_a_connection_that_another_thread_finds_broken_is_told(
+    api: Api, server: Server, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    client = api.client(proxy.url)
+    """All who wait for a reply are: as the script of one who is alone that is no odd reply."""
+    client = api.client(server.url)
     await api.get(client.server_info())
-    (connection,) = client._transport.idle
-    armed = proxy.arm(stall(), command="EVALSHA")
     transport = client._transport
-    if what == "release":
-        job = api.start(lambda: waiting.send_hand_over(transport, connection, b"sku", TOKEN))
-    else:
-        waiter = joined(transport.queues, "sku", b"sku", 1000, False, None)
-        job = api.start(lambda: waiting.send_enter(transport, connection, waiter.queue, waiter, True, SOON))
-    await until(api, lambda: armed.fired, "the script")
-    connection.fail(Broken("found by another thread"))
-    with pytest.raises(Broken):
-        await job.get(SOON)
+    (connection,) = transport.idle
+    told = ConnectionLost(Broken("found by another thread"), 1.0, sent=True)
+    waiter = joined(transport.queues, "sku", b"sku", 1000, False, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "stream", SimpleNamespace(round_trip=lambda *_: told))
+        if what == "script":
+            assert connection.execute(RawCommands([hand_over(b"sku", TOKEN)]), 0.0) is told
+        elif what == "release":
+            with pytest.raises(Broken):
+                waiting.send_hand_over(transport, connection, b"sku", TOKEN)
+        else:
+            with pytest.raises(Broken):
+                waiting.send_enter(transport, connection, waiter.queue, waiter, True, 1.0)
+    transport.queues.dequeue(waiter, now())
