@@ -11,6 +11,7 @@ from fastlock._protocol import commands
 
 # Seconds in which a waiter has to confirm a grant: the next one waits for so long where it hangs
 LEAST_MOMENT, MOST_MOMENT = 0.2, 2.0
+MOST_GROWN = 1.0  # seconds to which it grows where a client is too slow: a lost message costs others as long
 FAR_SECONDS = 200e-6  # round trip from which a server is far: that costs more than a script or a sleep
 ROUND_TRIPS = 10  # round trips of its client that a moment lasts at least
 
@@ -44,4 +45,4 @@ class Moments:
         one."""
         # In steps, as each address has templates of its own
         least = min(MOST_MOMENT, LEAST_MOMENT * max(1, math.ceil(ROUND_TRIPS * self.round_trip / LEAST_MOMENT)))
-        self.moment = max(least, self.moment / 2) if kept else min(MOST_MOMENT, max(least, self.moment * 2))
+        self.moment = max(least, self.moment / 2 if kept else min(MOST_GROWN, self.moment * 2))

@@ -313,7 +313,9 @@ class Renewals:
         request = RenewMany([(lease, renewal.ms) for renewal, lease, _ in moves])
         request.until, request.strict = until, True
         # An extension may be in flight there, of a caller that was interrupted: it must not overtake this
-        request.stale = stale = tuple(dict.fromkeys(each for _, lease, _ in moves for each in lease._stale_sessions))
+        for _, lease, _ in moves:
+            request.stale = (*request.stale, *(each for each in lease._stale_sessions if each not in request.stale))
+        stale = request.stale
         answered = False
         try:
             replies = yield from send_renewals(request, RetryState(clock))
