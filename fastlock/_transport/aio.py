@@ -87,7 +87,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self._broken = False  # whether a connection broke that no new one has replaced yet
         self._failures = 0  # connections in a row that did not come up, or broke at once
         self._connected_at = 0.0  # when the latest one came up, on the loop's clock
-        self._reconnects_in: asyncio.AbstractEventLoop | None = None  # the loop whose timer calls `_reconnect`
+        self._reconnects_in: asyncio.AbstractEventLoop | None = None  # the loop whose timer calls `_reconnect_due`
         self.stats = Stats()
         self.renewals = Renewals(self.stats)
         self._renewal_timer = RenewalTimer(self)
@@ -481,11 +481,15 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
     def _reconnect_later(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._reconnects_in is not loop:  # else a timer runs already
             self._reconnects_in = loop
-            loop.call_later(backoff(self._failures), self._reconnect)
+            loop.call_later(backoff(self._failures), self._reconnect_due)
+
+    def _reconnect_due(self) -> None:
+        self._reconnects_in = None
+        self._reconnect()
 
     def _reconnect(self) -> None:
         """An undo is pending: connect to send it, if no other task does or did."""
-        loop, self._reconnects_in = self.loop, None
+        loop = self.loop
         if (
             not self.closed
             and self.connection is None

@@ -12,6 +12,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -163,6 +164,18 @@ class Struck(Exception):
     """What the signal handler raises."""
 
 
+def acquire_struck(client: Any, strike: Callable[[], object], handle: Callable[..., object]) -> None:
+    """Acquire in the main thread, until the handler of a signal raises Struck, which `strike` sends from a thread."""
+    before, thread = signal.signal(signal.SIGUSR1, handle), threading.Thread(target=strike, daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(Struck):
+            client.lock(NAME, timeout=30, blocking_timeout=2 * SOON).acquire()
+    finally:
+        thread.join(SOON)
+        signal.signal(signal.SIGUSR1, before)
+
+
 async def test_a_signal_reaches_the_main_thread_parked_behind_another(
     api: Api, server: Server, probe: redis.Redis, no_recheck: None
 ) -> None:
@@ -191,14 +204,7 @@ async def test_a_signal_reaches_the_main_thread_parked_behind_another(
         if len(hits) == 2:
             raise Struck
 
-    before, thread = signal.signal(signal.SIGUSR1, handle), threading.Thread(target=strike, daemon=True)
-    thread.start()
-    try:
-        with pytest.raises(Struck):
-            client.lock(NAME, timeout=30, blocking_timeout=2 * SOON).acquire()
-    finally:
-        thread.join(SOON)
-        signal.signal(signal.SIGUSR1, before)
+    acquire_struck(client, strike, handle)
     assert len(hits) == 2 <= len(slept) and len(queue.waiters) == 1
     await api.get(holder.release())
     assert await job.get(SOON) is True and not queue.waiters
@@ -216,8 +222,7 @@ async def test_a_look_that_a_signal_interrupted_may_be_executed_later(
     deadline, hit = now() + SOON, threading.Event()
 
     def strike() -> None:
-        while now() < deadline and not armed.fired:
-            time.sleep(0.001)
+        armed.wait()
         others.append(wait_with(api, client))
         (queue,) = client._transport.queues.by_key.values()
         while now() < deadline and not hit.is_set():
@@ -229,14 +234,7 @@ async def test_a_look_that_a_signal_interrupted_may_be_executed_later(
         hit.set()
         raise Struck
 
-    before, thread = signal.signal(signal.SIGUSR1, handle), threading.Thread(target=strike, daemon=True)
-    thread.start()
-    try:
-        with pytest.raises(Struck):
-            client.lock(NAME, timeout=30, blocking_timeout=2 * SOON).acquire()
-    finally:
-        thread.join(SOON)
-        signal.signal(signal.SIGUSR1, before)
+    acquire_struck(client, strike, handle)
     (queue,) = client._transport.queues.by_key.values()
     assert len(queue.stale) == 1
     armed.resume()
