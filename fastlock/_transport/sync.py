@@ -534,6 +534,9 @@ class SyncTransport(SyncKeeping, SyncClosing):
                 if by_handler(none):
                     raise
             connection.post(delivery)
+        except BaseException:  # interrupted: the undo may be sent twice, which does no harm
+            self.defer(delivery)
+            raise
         finally:
             if taken and connection.error is None:
                 self.idle.append(connection)

@@ -13,9 +13,11 @@ from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
 from fastlock._protocol import commands
+from fastlock._protocol.belief import ConfirmationUndo
 from fastlock._protocol.commands import token_matches
 from fastlock._protocol.local_queue import JOINS
 from fastlock._protocol.moments import LEAST_MOMENT, MOST_MOMENT
+from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters", "no_recheck")
@@ -296,3 +298,31 @@ async def test_who_shared_a_name_joins_at_once_for_a_while(
         await api.get(lock.release())
         joins.append(counted() - before)
     assert joins == [1] * JOINS + [0, 0] and client._transport.queues.expected == {}
+
+
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_a_confirmation_is_sent_for_the_next_holder_though_a_handler_raised_in_sending_it(
+    api: Api, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder, client = await held(api, api.client(server.unix_url)), slow(api.client(server.unix_url))
+    calls, struck = UndoDelivery.calls, []
+
+    def struck_once(delivery: UndoDelivery, carrier: Any) -> Any:
+        made = calls(delivery, carrier)  # from now on it counts as sent
+        if isinstance(delivery.undo, ConfirmationUndo) and not struck:
+            struck.append(delivery)
+            raise TimeoutError("struck")
+        return made
+
+    monkeypatch.setattr(UndoDelivery, "calls", struck_once)
+    _, leaving = wait_with(api, client, blocking_timeout=SOON)
+    await queued(api, probe, 1)
+    lock, job = wait_with(api, client)
+    await until(api, lambda: client._transport.queues.by_key[NAME.encode()].waiters.count == 2, "two waiters")
+    await api.get(holder.release())
+    with pytest.raises(TimeoutError, match="struck"):
+        await leaving.get(SOON)
+    assert await job.get(SOON) is True
+    await confirmed(api, lock)
+    assert lock.lease.remaining > MOST_MOMENT and probe.pttl(NAME) > 1000 * MOST_MOMENT
+    await api.get(lock.release())
