@@ -62,4 +62,3 @@ cdef bint _posted(BaseLock lock, owner, Lease lease, double time) except -1
 
 cpdef bint not_releasable(Lease lease) except -1
 cpdef new_release(BaseLock lock, Lease lease, bint contended)
-cdef _release_sent(BaseLock lock, Lease lease, bint contended, connection, double sent)

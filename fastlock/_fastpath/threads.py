@@ -315,14 +315,13 @@ def release(lock: BaseLock) -> None:
             if lock.confirm_release or not _posted(lock, owner, lease, sent):
                 transport.run(new_release(lock, lease, contended), told)
             return
-        lease._releases += 1
         try:
             if contended:
                 answer = send_hand_over(transport, connection, lease._key, lease._raw_token)
             else:
                 answer = _ask(transport, connection, _RELEASE, lease._key, lease._raw_token, 0, None)
         except BaseException as error:
-            op = _release_sent(lock, lease, contended, connection, sent)
+            op = _as_sent(new_release(lock, lease, contended), connection, sent)
             answer = connection.classify_error(op.request, error)
         finally:
             if connection.error is None:
@@ -331,7 +330,7 @@ def release(lock: BaseLock) -> None:
             lock._released(owner, lease)
             return
         if op is None:
-            op = _release_sent(lock, lease, contended, connection, sent)
+            op = _as_sent(new_release(lock, lease, contended), connection, sent)
             if contended and answer is not connection.busy:
                 answer = [answer]
         transport.run(op, told if answer is _RETRY_ELSEWHERE or answer is connection.busy else answer)
@@ -342,12 +341,6 @@ def release(lock: BaseLock) -> None:
             transport.finish_release(lock, lock._owner(), lease, op, again)
             raise
         raise
-
-
-def _release_sent(lock: BaseLock, lease: Lease, contended: bool, connection: Connection, sent: float) -> LockRelease:
-    lease._releases -= 1  # it was counted as it was sent
-    op: LockRelease = _as_sent(new_release(lock, lease, contended), connection, sent)
-    return op
 
 
 def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:

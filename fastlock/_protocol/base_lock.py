@@ -558,7 +558,6 @@ class LockRelease(Release):
 
     def __init__(self, lock: BaseLock, lease: Lease) -> None:
         self.lock = lock
-        lease._releases += 1
         Release.__init__(self, lease)
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
@@ -606,9 +605,6 @@ class LockRelease(Release):
             queues.expect(lock._key, True)
         # Released by somebody else meanwhile, or reported as lost before
         known = self.lease._deadline == ENDED or self.lease._posted or self.lease._loss_reported()
-        if not (was_mine or known) and self.lease._others_release():
-            lock._drop_lease(self.lease)
-            raise lock._lost("release", found=False)
         if not (was_mine or known):
             self.lease._found_lost(clock())
         lock._drop_lease(self.lease)

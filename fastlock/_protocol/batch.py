@@ -100,7 +100,7 @@ def unreported(leases: list[Any], released: list[bool]) -> None:
     for i, lease in enumerate(leases):
         lease._unreported = released[i]
         if not (released[i] or lease._posted):  # it is as if this had not begun
-            lease._beside, lease._releases = False, 0
+            lease._beside = False
 
 
 def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
@@ -109,7 +109,6 @@ def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
     tokens: list[bytes] = []
     for lease in leases:
         lease._releasing = lease._beside = True
-        lease._releases += 1
         keys.append(lease._key)
         tokens.append(lease._raw_token)
     return keys, tokens

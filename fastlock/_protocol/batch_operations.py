@@ -266,9 +266,6 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotte
             released[i] = yield from again.continue_from((yield again.request), clock)
         # After the answers: another thread may have released it meanwhile, or is about to hear that it has
         known = lease._deadline == ENDED or lease._posted
-        if not (released[i] or known) and lease._others_release():
-            released[i] = None
-            continue
         released[i] = released[i] or (None if known else False)
         if released[i] is False:
             lease._found_lost(clock())

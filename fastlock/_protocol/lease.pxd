@@ -13,7 +13,6 @@ cdef class Lease:
     cdef public double _deadline, _since, _lost_end
     cdef public flag _contended, _token_read, _expiry_unknown, _releasing, _release_unknown, _unreported
     cdef public flag _beside, _posted
-    cdef public int _releases
     cdef public short _extensions
     cdef public int _extensions_begun, _depth, _reads
     cdef public object _renewal, _confirmation

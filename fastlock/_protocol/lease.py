@@ -50,7 +50,6 @@ class Lease:
         *("_name", "_key", "_raw_token", "_deadline", "_fence", "_contended", "_token_read", "_expiry_unknown"),
         *("_release_unknown", "_stale_sessions", "_extensions", "_extensions_begun", "_releasing", "_unreported"),
         *("_depth", "_reads", "_since", "_beside", "_posted", "_confirmation", "_lost_end"),
-        *("_releases",),
         *("_generation", "_renewal", "__weakref__"),
     )
 
@@ -66,7 +65,6 @@ class Lease:
         self._extensions = 0  # extensions under way: by its token, so that they would count for the next holder, too
         self._extensions_begun = 0  # extensions so far
         self._releasing = False  # whether a release of it was begun
-        self._releases = 0  # releases of it that were begun and waited for, but for those that certainly did nothing
         self._beside = False  # whether another release of it was begun, beside one that nobody waits for
         self._posted = False  # whether a release of it was sent that nobody waits for, or is about to be
         self._unreported = False  # whether it was released by a `release_many` that failed for others
@@ -145,15 +143,6 @@ class Lease:
         if self._renewal is not None:
             self._renewal.found_lost()
 
-    def _others_release(self) -> bool:
-        """Whether others release it at the same time as a caller that has found the name not to be the holder's: one of
-        them may have released it, and the last one tells what became of it. No call is made between the check and the
-        change."""
-        if self._releases < 2:
-            return False
-        self._releases -= 1
-        return True
-
     def _loss_reported(self) -> bool:
         """Whether who renews it has counted and logged its loss."""
         return self._renewal is not None and self._renewal.reported is True
@@ -208,7 +197,6 @@ class Lease:
         self._generation = -1 if ownerless else generation()
         self._token_read, self._unreported, self._releasing = True, False, False
         self._beside = self._posted = False
-        self._releases = 0
         self._lost_end = ENDED
         self._extensions, self._extensions_begun, self._renewal = 0, 0, None
         self._depth, self._reads, self._since, self._confirmation = 1, 0, 0.0, None

@@ -166,7 +166,7 @@ class Release(Operation[bool]):
         """As `_undo_if_unknown`, for a release that raises."""
         undo = self._undo_if_unknown(retry)
         if undo is None:  # nothing of it can have released, so that no other one can find its work
-            self.lease._beside, self.lease._releases = False, 0
+            self.lease._beside = False
         return undo
 
     def _undo_if_unknown(self, retry: RetryState) -> Undo | None:

@@ -138,7 +138,7 @@ class Downgrade(ReleaseShared):
     def __init__(self, lock: BaseLock, lease: Lease) -> None:
         releasing = lease._releasing
         super().__init__(lock, lease)
-        lease._releasing, lease._releases = releasing, 0  # it goes on, renewed if it was
+        lease._releasing = releasing  # it goes on, renewed if it was
         self.request = MakeReader(lease)
 
     def at_once(self, answer: object, now: float) -> Literal[Answer.UNDECIDED]:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import until
-from support.faultproxy import FaultProxy, stall, swallow
+from support.faultproxy import FaultProxy, swallow
 
 import fastlock
 from fastlock._protocol import local_queue
@@ -169,34 +168,3 @@ async def test_resolved_outcome_and_its_new_connection_are_counted(api: Api, pro
     await api.get(lock.release())
     assert counted(client) == {**NOTHING, "acquires": 1, "recovered": 2, "reconnects": 2}
     assert client.get_stats()["commands"] > 4, "commands of connections that are gone count too"
-
-
-@pytest.mark.parametrize("api", ["threads"], indirect=True)
-@pytest.mark.parametrize("lost", [False, True], ids=["released", "lost"])
-@pytest.mark.parametrize("ways", ["one and one", "one and many", "many and one", "many and many"])
-async def test_of_two_threads_that_release_a_lease_at_once_the_last_tells_of_a_loss(
-    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, ways: str, lost: bool
-) -> None:
-    client, told = api.client(proxy.url), []
-    lock = client.lock(NAME, timeout=60, thread_local=False, auto_renew=True, on_lost=told.append)
-    await api.get(lock.acquire())
-    lease = lock.lease
-    if lost:
-        probe.delete(NAME)
-
-    def release(way: str) -> Any:
-        try:
-            return lock.release() is None if way == "one" else client.release_many([lease])[0]
-        except fastlock.LockNotOwnedError:
-            return False
-
-    first, last = ways.split(" and ")
-    armed = proxy.arm(stall("reply"), after=NAME_IN_COMMAND, times=1)
-    job = api.start(lambda: release(first))
-    await until(api, lambda: armed.fired, "the first release")
-    overtaken = release(last)
-    assert counted(client) == {**NOTHING, "acquires": 1} and told == [] and not lease.lost.is_set()
-    assert not overtaken, "the other one releases it, as far as anybody can tell"
-    armed.resume()
-    assert await job.get(10) is not lost
-    assert counted(client) == {**NOTHING, "acquires": 1, "losses": lost} and told == [lease] * lost
