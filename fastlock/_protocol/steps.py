@@ -181,8 +181,6 @@ class QueueRequest(RawCommands):
 class Enter(QueueRequest):
     """Request: as a QueueRequest, of a lock."""
 
-    settles = True
-
     def call(self, joins: bool) -> commands.RawCommand:
         key, ms, fenced = self.waiter.key, b"%d" % self.waiter.ms, self.waiter.fenced
         call: commands.RawCommand = commands.enter(key, self.address, fenced, joins, self.entry, ms)

@@ -75,6 +75,35 @@ async def test_the_next_acquire_comes_behind_it(api: Api, server: Server) -> Non
 
 
 @threads_only
+@pytest.mark.parametrize("settings", [{}, {"fence": True}, {"fair": True}], ids=["plain", "fence", "fair"])
+async def test_the_next_acquire_goes_over_the_connection_of_the_release(
+    api: Api, proxy: FaultProxy, settings: dict[str, bool]
+) -> None:
+    """Whichever is the next idle one, and without waiting for the answer to the release."""
+    client = api.client(proxy.url, confirm_release=False)
+    two_connections(api, client)
+    for _ in range(3):
+        async with api.within(client.lock(NAME, **settings)):
+            pass
+    lock = client.lock(NAME, **settings)
+    await api.enter(lock)
+    armed = proxy.arm(stall(), command="EVALSHA")
+    await api.leave(lock)
+    await until(api, lambda: armed.fired, "the release")
+    client._transport.idle.reverse()
+    sent = {each: len(each.commands) for each in proxy.connections}
+    (carrier,) = [each for each in sent if each.commands[-1][0] == b"EVALSHA" and NAME.encode() in each.commands[-1]]
+    following = client.lock(NAME, thread_local=False, **settings)
+    job = api.start(following.acquire)
+    await until(api, lambda: any(len(each.commands) > count for each, count in sent.items()), "the acquire")
+    assert [each for each in proxy.connections if len(each.commands) > sent.get(each, 0)] == [carrier]
+    armed.resume()
+    assert await job.get(SOON)
+    following.release()
+    assert client.get_stats()["losses"] == 0
+
+
+@threads_only
 async def test_another_thread_acquires_behind_it(api: Api, server: Server) -> None:
     """Whichever connections the threads use, while others are busy."""
     client, ended = api.client(server.url, confirm_release=False), threading.Event()
@@ -534,22 +563,25 @@ def two_connections(api: Api, client: Any) -> None:
 
 @one_server
 @threads_only
+@pytest.mark.parametrize("fair", [False, True], ids=["over another connection", "over the push connection"])
 @pytest.mark.parametrize("fault", ["flush", "cut"])
-async def test_a_waiter_reads_what_became_of_it(api: Api, server: Server, probe: redis.Redis, fault: str) -> None:
-    """Where the waiter listens nobody reads the answer to the release, which went over another connection."""
+async def test_a_waiter_reads_what_became_of_it(
+    api: Api, server: Server, probe: redis.Redis, fault: str, fair: bool
+) -> None:
+    """Where the waiter listens nobody reads the answer to a release that went over another connection."""
     client = api.client(server.url, confirm_release=False)
     two_connections(api, client)
     for _ in range(3):
         with client.lock(NAME, fair=True, timeout=60):
             pass
-    lock = client.lock(NAME, fair=True, timeout=60)
+    lock = client.lock(NAME, fair=fair, timeout=60)
     await api.enter(lock)
     if fault == "flush":
         probe.script_flush()
     await api.leave(lock)
     if fault == "cut":
         for each in client._transport.connections:
-            if each is not client._transport.push_connection:
+            if (each is client._transport.push_connection) == fair:
                 each.sock.shutdown(2)
     assert await api.get(client.lock(NAME, fair=True, blocking_timeout=SOON / 2).acquire())
     probe.delete(NAME)
@@ -557,15 +589,19 @@ async def test_a_waiter_reads_what_became_of_it(api: Api, server: Server, probe:
 
 @one_server
 @threads_only
-async def test_answers_that_nobody_reads_do_not_pile_up(api: Api, server: Server, probe: redis.Redis) -> None:
+@pytest.mark.parametrize("fair", [False, True])
+async def test_answers_that_nobody_reads_do_not_pile_up(
+    api: Api, server: Server, probe: redis.Redis, fair: bool
+) -> None:
     client = api.client(server.url, confirm_release=False)
     two_connections(api, client)
-    most = 0
-    for _ in range(500):
-        with client.lock(NAME, fair=True):
-            pass
-        most = max([most, *(each.stream.pending for each in client._transport.connections)])
-    assert most <= MOST_UNREAD
+    locks, most = [client.lock(f"{NAME}:{number}", fair=fair) for number in range(200)], 0
+    for each in locks:
+        each.acquire()
+    for each in locks:
+        each.release()
+        most = max([most, *(connection.stream.pending for connection in client._transport.connections)])
+    assert most == MOST_UNREAD
 
 
 @one_server
