@@ -138,14 +138,20 @@ class AsyncClosing(AsyncUndos):
         until = now() + CLOSE_SECONDS
         if connection is not None:
             await self._await_waiters(connection, until)
-        if connecting is not None:
-            await asyncio.wait([connecting], timeout=CLOSE_SECONDS)
-            await asyncio.sleep(0)  # as in `_end_connection`
+        await self._stop_connecting(connecting)
         if connection is not None:
             error = errors.ClientClosedError("this client was closed")
             await self._end_connection(connection, error, max(until, self.drain_end(connection, end)))
         await self._renewal_timer.join(CLOSE_SECONDS)
         self.cancel_shared_timeouts()
+
+    async def _stop_connecting(self, connecting: asyncio.Task[AsyncConnection] | None = None) -> None:
+        """End the task that connects, the client's or this one, and let it close its socket."""
+        connecting = connecting or self._connecting
+        if connecting is not None:
+            connecting.cancel()
+            await asyncio.wait([connecting], timeout=CLOSE_SECONDS)
+            await asyncio.sleep(0)  # as in `_end_connection`
 
     def wake_waiters(self) -> None:
         """Wake all waiters, to check again whether they are to wait."""
@@ -203,12 +209,14 @@ class AsyncClosing(AsyncUndos):
             if self.connection is not None and self.connection.error is None:
                 await self._end_connection(self.connection, ended, max(until, self.drain_end(self.connection, end)))
         self._undelay()
+        await self._stop_connecting()  # of which `_deliver` knows nothing
         if self.closed:
             await self._flush_after_close()
         elif self.ever_connected:  # undos may wait for the next loop, but not a release that was sent
             await self._deliver(ended, end if self.unheard() else 0.0)
             self.warn_of_unheard()
         await self._renewal_timer.join(CLOSE_SECONDS)
+        await self._stop_connecting()
 
     def _stop_watching_loop(self) -> None:
         """Close the generator that waits for the loop's end."""

@@ -85,6 +85,33 @@ def test_client_goes_on_in_the_next_loop(api: Api, server: Any, probe: redis.Red
 
 
 @LOOPS
+def test_no_task_outlives_its_loop_where_the_server_is_silent(api: Api, proxy: FaultProxy, probe: redis.Redis) -> None:
+    """The connection is cut, and the next ones are never answered, as the loop ends under callers."""
+    client = fastlock.asyncio.Client.from_url(proxy.url, reply_timeout=LIMIT, connect_timeout=LIMIT)
+
+    async def hold(name: str) -> None:
+        await client.lock(name, thread_local=False).acquire()
+        await asyncio.Event().wait()
+
+    async def leave_all() -> None:
+        leases = await client.acquire_many(["m1", "m2"])
+        tasks = [asyncio.ensure_future(hold(name)) for name in (NAME, NAME, "another")]
+        while not probe.exists("another"):
+            await asyncio.sleep(0.001)
+        proxy.arm(stall("request"), new_only=True)
+        proxy.cut()
+        tasks += [asyncio.ensure_future(client.release_many(leases)), asyncio.ensure_future(hold("last"))]
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in tasks)
+
+    with asyncio.Runner(loop_factory=lambda: new_loop(api)) as runner:
+        loop = runner.get_loop()
+        runner.run(leave_all())
+    assert asyncio.all_tasks(loop) == set()
+    probe.flushall()
+
+
+@LOOPS
 @pytest.mark.parametrize("refused", [True, False])
 def test_pending_undo_of_a_closed_loop_is_sent_in_the_next(
     api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, refused: bool
