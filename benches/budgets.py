@@ -170,7 +170,7 @@ CONTENTION = (
     ),
     Budget("hot, fair, grants/s, part of one holder's alone", "hot", 0.9, True, _part("fair", "alone")),
     Budget("hot, fair, commands sent per grant", "hot", 3, False, _of("fair", lambda row: row.sent_per_grant)),
-    Budget("handover, time per grant, times a pair of a caller in C", "handover", 1.5, False, _period, _periods),
+    Budget("handover, time per grant, times a pair of a caller in C", "handover", 0.9, False, _period, _periods),
     Budget("crowd, 100 tasks of one process, times redis.asyncio", "crowd", 50, True, _ratio("fastlock")),
     Budget("crowd, commands sent per grant", "crowd", 1.2, False, _of("fastlock", lambda row: row.sent_per_grant)),
     Budget("crowd-uvloop, 100 tasks of one process, times redis.asyncio", "crowd-uvloop", 50, True, _ratio("fastlock")),

@@ -53,10 +53,13 @@ def run(args: argparse.Namespace) -> int:
     if args.url is not None and args.tls:
         raise Refusal("--tls is for the server that is started: a URL says so by rediss://")
     with results.libraries():
+        from .budgets import NETWORK_MS
         from .plan import Options, make_plan
         from .relay import why_not as why_no_relay
 
         results.load(page=bool(args.html), document=bool(args.json))
+    if args.check and args.rtt and NETWORK_MS not in args.rtt:
+        raise Refusal(f"--check judges through a network of {NETWORK_MS:g} ms: --rtt has to name it, too")
     plan = make_plan(
         Options(
             scenarios=args.scenario or (),

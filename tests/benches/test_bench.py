@@ -236,6 +236,11 @@ def test_other_builds_are_not_refused(core: Any) -> None:
     cli.refuse_slow_build(core)
 
 
+def test_check_through_a_network_needs_the_one_that_it_judges(measurable: None) -> None:
+    with pytest.raises(console.Refusal, match="through a network of 1 ms: --rtt has to name it"):
+        cli.run(parsed("--check", "--rtt", "0.2,5"))
+
+
 def test_url_and_server_exclude_each_other(measurable: None) -> None:
     with pytest.raises(console.Refusal, match="exclude"):
         cli.run(parsed("--url", "redis://localhost", "--server", "redis-server"))
