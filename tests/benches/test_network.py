@@ -156,21 +156,25 @@ def test_bounds_are_round_trips() -> None:
     sale = {x: {"fastlock": rate, "redis-py": 100.0} for x, rate in ((0.2, 300.0), (1.0, 150.0), (5.0, 140.0))}
     assert judged("flash-sale", {**sale}) == [(1.4, False)]
     assert judged("pair", {}) == [(None, False)] * 3
-    waits = Percentiles(1, 1, 3100.0, 1, 1, 5)
+    waits = Percentiles(2600.0, 1, 3100.0, 1, 1, 5)
     kept = replace(row("kept", 100.0), wait_us=waits)
     two = replace(row("round trip", 500.0), latency_us=Percentiles(1, 1, 2150.0, 1, 1, 5))
     results = {"recall": budgets.ScenarioResult({1.0: {"kept": kept, "round trip": two}}, {"hold_ms": 1})}
     (verdict,) = budgets.judge(results, ("recall",), network=True)
-    assert (verdict.measured, verdict.met, verdict.detail) == (pytest.approx(2.1), True, "two PINGs alone: 2.15")
+    assert (verdict.measured, verdict.met, verdict.detail) == (
+        pytest.approx(2.1),
+        True,
+        "median 1.6; two PINGs alone: 2.15",
+    )
     assert judged("recall", {1.0: {"kept": 100.0}}) == [(None, False)]
 
 
 def test_who_asks_now_and_then_has_arrivals_and_the_first_client_none() -> None:
     recall = replace(contests.SCENARIOS["recall"].contest, clients=3)
     first, *others = clients.arrivals(recall, 7, 2.0)
-    assert first == [] and [len(stream) for stream in others] == [40, 40] and others[0] != others[1]
+    assert first == [] and [len(stream) for stream in others] == [8, 8] and others[0] != others[1]
     assert all(stream[0] > 0 and stream[-1] < 2e9 for stream in others)
-    assert all(after - before >= 25e6 for stream in others for before, after in itertools.pairwise(stream))
+    assert all(after - before >= 125e6 for stream in others for before, after in itertools.pairwise(stream))
     assert clients.arrivals(recall, 7, 2.0) == [first, *others]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import time
 
 import pytest
 import redis
@@ -93,3 +94,35 @@ async def test_a_connection_that_had_lasted_is_replaced_at_once(
     before = proxy.accepted
     proxy.cut()
     await until(api, lambda: proxy.accepted > before and queues.hears_recalls, "the next connection")
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_a_thread_that_only_takes_what_is_kept_lets_others_run(api: Api, server: Server) -> None:
+    """Else who hears recalls would wait until the interpreter makes it give way, which is never here."""
+    client, other = api.client(server.unix_url), api.client(server.unix_url)
+    lock, theirs = client.lock(NAME, timeout=LONG, keep=KEEP), other.lock(NAME, timeout=LONG)
+    while NAME.encode() not in client._transport.queues.kept:
+        await api.get(lock.acquire())
+        await api.get(lock.release())
+        await until(api, lambda: client._transport.queues.hears_recalls, "recalls are heard")
+    recalled, queues = [], client._transport.queues
+
+    def take() -> None:
+        kept, until = queues.stats, time.monotonic() + SOON / 2
+        while not recalled and time.monotonic() < until:
+            lock.acquire()
+            lock.release()
+            if kept.recalls:
+                recalled.append(time.monotonic() < until)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e3)
+    try:
+        job = api.start(take)
+        assert theirs.acquire(blocking_timeout=SOON)
+        theirs.release()
+    finally:
+        sys.setswitchinterval(interval)
+    await job.get(SOON)
+    assert recalled == [True]
