@@ -11,7 +11,7 @@ from fastlock._protocol import commands
 
 # Seconds in which a waiter has to confirm a grant: the next one waits for so long where it hangs
 LEAST_MOMENT, MOST_MOMENT = 0.2, 2.0
-MOST_GROWN = 1.0  # seconds to which it grows where a client is too slow: a lost message costs others as long
+MOST_GROWN = 0.8  # seconds to which it grows where a client is too slow: a lost message costs others as long
 FAR_SECONDS = 200e-6  # round trip from which a server is far: that costs more than a script or a sleep
 ROUND_TRIPS = 10  # round trips of its client that a moment lasts at least
 
