@@ -113,9 +113,7 @@ class UnconfirmedRelease(Undo):
         self.lease = lease
         self.on_lost = on_lost  # called with the lease, if it was lost
         self.sends = 0
-        self.next_joins = (
-            False  # whether the next acquire of the name joins at once: it is to go over one connection with it
-        )
+        self.next_joins = False  # whether the next acquire of the name joins: over the same connection, behind this
         self._call = commands.hand_over(lease._key, lease._raw_token)
         self.end = end  # when the lease ends
         self._clock = clock

@@ -145,11 +145,12 @@ class AsyncClosing(AsyncUndos):
         await self._renewal_timer.join(CLOSE_SECONDS)
         self.cancel_shared_timeouts()
 
-    async def _stop_connecting(self, connecting: asyncio.Task[AsyncConnection] | None = None) -> None:
-        """End the task that connects, the client's or this one, and let it close its socket."""
-        connecting = connecting or self._connecting
+    async def _stop_connecting(self, cancelled: asyncio.Task[AsyncConnection] | None = None) -> None:
+        """End the task that connects, if it was not cancelled before, and let it close its socket."""
+        connecting = cancelled or self._connecting
         if connecting is not None:
-            connecting.cancel()
+            if cancelled is None:
+                connecting.cancel()
             await asyncio.wait([connecting], timeout=CLOSE_SECONDS)
             await asyncio.sleep(0)  # as in `_end_connection`
 
