@@ -126,21 +126,15 @@ def _punctual(results: Results, scenario: str) -> str:
     return "" if found is None else f"{found:.3g} without what was held beyond {hold:g} ms"
 
 
-def _pair_in_c(results: Results) -> tuple[float | None, str]:
-    """Pairs per second of a caller in C; without the benchmark tool those of one thread of fastlock, if it was run."""
-    found = _rate(results, "handover", "hiredis")
-    return (found, "hiredis") if found else (_rate(results, "pair", "fastlock"), "fastlock's pair")
-
-
 def _period(results: Results, scenario: str) -> float | None:
-    """The time from grant to grant, as a multiple of the time of a pair."""
-    ours, (pair, _) = _rate(results, scenario, "fastlock"), _pair_in_c(results)
+    """The time from grant to grant, as a multiple of the time of a pair of a caller in C."""
+    ours, pair = _rate(results, scenario, "fastlock"), _rate(results, scenario, "hiredis")
     return pair / ours if ours and pair else None
 
 
 def _periods(results: Results, scenario: str) -> str:
-    ours, (pair, who) = _rate(results, scenario, "fastlock"), _pair_in_c(results)
-    return f"{1e6 / ours:.0f} us a grant; {who}: {1e6 / pair:.0f} us a pair" if ours and pair else ""
+    ours, pair = _rate(results, scenario, "fastlock"), _rate(results, scenario, "hiredis")
+    return f"{1e6 / ours:.0f} us a grant; hiredis: {1e6 / pair:.0f} us a pair" if ours and pair else ""
 
 
 def _served(row: Row) -> float:
