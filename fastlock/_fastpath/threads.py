@@ -234,9 +234,7 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
     transport = lock._transport
     queue: Any = waiter.queue
     while (connection := push_connection_of(transport)) is not None:
-        if queue.stale or queue.error is not None or waiter.lease is not None:
-            break
-        if transport.unconfirmed and _overtakes(transport, connection, waiter.key):
+        if queue.stale or queue.error is not None or waiter.lease is not None or waiter.key in transport.unconfirmed:
             break
         if waiter.key in transport.queues.kept:  # since it was enqueued, or it is fair: the slow path releases it first
             break
@@ -349,8 +347,6 @@ def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:
     """Whether the lease was released by a script that nobody waits for. False: that takes the slow path."""
     transport = lock._transport
     if transport.pending_undos or transport.closed or lease._release_unknown or time >= lease._deadline:
-        return False
-    if lock.fair or lock._key in transport.expected_keys:  # the next acquire joins over the push connection, behind it
         return False
     try:
         (connection,) = popped(transport.idle)

@@ -590,9 +590,7 @@ class LockRelease(Release):
             lease._beside = True
             return None
         lease._posted = True  # no call since the check: of two threads that release it one waits
-        unconfirmed = UnconfirmedRelease(lease, lock._on_lost, clock, told, lease._latest_end())
-        unconfirmed.next_joins = lock.fair or lock._key in lock._transport.expected_keys
-        return unconfirmed
+        return UnconfirmedRelease(lease, lock._on_lost, clock, told, lease._latest_end())
 
     def posted(self) -> Literal[True]:
         self.lock._drop_lease(self.lease)

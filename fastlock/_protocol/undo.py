@@ -98,7 +98,7 @@ class UnconfirmedRelease(Undo):
     ends by itself.
     """
 
-    __slots__ = ("_call", "_clock", "_told", "end", "lease", "next_joins", "on_lost", "sends")
+    __slots__ = ("_call", "_clock", "_told", "end", "lease", "on_lost", "sends")
     purpose = Purpose("release a lock", (commands.HAND_OVER_LUA,))
 
     def __init__(
@@ -113,7 +113,6 @@ class UnconfirmedRelease(Undo):
         self.lease = lease
         self.on_lost = on_lost  # called with the lease, if it was lost
         self.sends = 0
-        self.next_joins = False  # whether the next acquire of the name joins: over the same connection, behind this
         self._call = commands.hand_over(lease._key, lease._raw_token)
         self.end = end  # when the lease ends
         self._clock = clock

@@ -310,10 +310,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
         for _ in range(SETTLE_TRIES):
             if self.pending_undos:
                 self.flush_pending_undos()
-            ordered = self.push_connection if request.needs_push else None  # the request is sent behind them there
-            carriers = [
-                each for each in self._carriers(request) if each is not ordered and not self._would_deadlock(each)
-            ]
+            carriers = [each for each in self._carriers(request) if not self._would_deadlock(each)]
             if not carriers:
                 if not self._unsent(request):
                     return
@@ -339,17 +336,13 @@ class SyncTransport(SyncKeeping, SyncClosing):
         connection: Any = None
         owner = False
         try:
-            push_connection = self.push_connection
-            if unconfirmed.next_joins and push_connection is not None and push_connection.error is None:
-                connection = push_connection
-            else:
-                try:
-                    (connection,), owner = map(POP, (self.idle,)), True  # the next acquire pops it as well
-                except IndexError as none:
-                    if by_handler(none):
-                        raise
-                    with self._mutex:
-                        connection = self._share_connection() if self.connections else None
+            try:
+                (connection,), owner = map(POP, (self.idle,)), True  # the next acquire pops it as well
+            except IndexError as none:
+                if by_handler(none):
+                    raise
+                with self._mutex:
+                    connection = self._share_connection() if self.connections else None
             if connection is None or self._would_deadlock(connection):
                 return False
             if not connection.stream.usable():  # what is sent over it is not executed, and nobody would tell of a loss

@@ -75,7 +75,7 @@ async def test_the_next_acquire_comes_behind_it(api: Api, server: Server) -> Non
 
 
 @threads_only
-@pytest.mark.parametrize("settings", [{}, {"fence": True}, {"fair": True}], ids=["plain", "fence", "fair"])
+@pytest.mark.parametrize("settings", [{}, {"fence": True}], ids=["plain", "fence"])
 async def test_the_next_acquire_goes_over_the_connection_of_the_release(
     api: Api, proxy: FaultProxy, settings: dict[str, bool]
 ) -> None:
@@ -101,6 +101,26 @@ async def test_the_next_acquire_goes_over_the_connection_of_the_release(
     assert await job.get(SOON)
     following.release()
     assert client.get_stats()["losses"] == 0
+
+
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+async def test_a_join_is_sent_behind_it_without_waiting_for_its_answer(api: Api, proxy: FaultProxy) -> None:
+    client = api.client(proxy.url, confirm_release=False)
+    lock = client.lock(NAME, fair=True, thread_local=False)
+    for _ in range(2):
+        assert await lock.acquire()
+        await lock.release()
+    assert await lock.acquire()
+    armed = proxy.arm(stall(), command="EVALSHA")
+    await lock.release()
+    await until(api, lambda: armed.fired, "the release")
+    sent = len(proxy.commands)
+    job = api.start(lock.acquire)
+    await until(api, lambda: len(proxy.commands) > sent, "the next command")
+    assert commands.ENTER_LUA.sha in proxy.commands[sent]
+    armed.resume()
+    assert await job.get(SOON)
+    await lock.release()
 
 
 @threads_only
@@ -563,25 +583,22 @@ def two_connections(api: Api, client: Any) -> None:
 
 @one_server
 @threads_only
-@pytest.mark.parametrize("fair", [False, True], ids=["over another connection", "over the push connection"])
 @pytest.mark.parametrize("fault", ["flush", "cut"])
-async def test_a_waiter_reads_what_became_of_it(
-    api: Api, server: Server, probe: redis.Redis, fault: str, fair: bool
-) -> None:
-    """Where the waiter listens nobody reads the answer to a release that went over another connection."""
+async def test_a_waiter_reads_what_became_of_it(api: Api, server: Server, probe: redis.Redis, fault: str) -> None:
+    """Where the waiter listens nobody reads the answer to the release, which went over another connection."""
     client = api.client(server.url, confirm_release=False)
     two_connections(api, client)
     for _ in range(3):
         with client.lock(NAME, fair=True, timeout=60):
             pass
-    lock = client.lock(NAME, fair=fair, timeout=60)
+    lock = client.lock(NAME, fair=True, timeout=60)
     await api.enter(lock)
     if fault == "flush":
         probe.script_flush()
     await api.leave(lock)
     if fault == "cut":
         for each in client._transport.connections:
-            if (each is client._transport.push_connection) == fair:
+            if each is not client._transport.push_connection:
                 each.sock.shutdown(2)
     assert await api.get(client.lock(NAME, fair=True, blocking_timeout=SOON / 2).acquire())
     probe.delete(NAME)
