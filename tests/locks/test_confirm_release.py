@@ -103,26 +103,6 @@ async def test_the_next_acquire_goes_over_the_connection_of_the_release(
     assert client.get_stats()["losses"] == 0
 
 
-@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
-async def test_a_join_is_sent_behind_it_without_waiting_for_its_answer(api: Api, proxy: FaultProxy) -> None:
-    client = api.client(proxy.url, confirm_release=False)
-    lock = client.lock(NAME, fair=True, thread_local=False)
-    for _ in range(2):
-        assert await lock.acquire()
-        await lock.release()
-    assert await lock.acquire()
-    armed = proxy.arm(stall(), command="EVALSHA")
-    await lock.release()
-    await until(api, lambda: armed.fired, "the release")
-    sent = len(proxy.commands)
-    job = api.start(lock.acquire)
-    await until(api, lambda: len(proxy.commands) > sent, "the next command")
-    assert commands.ENTER_LUA.sha in proxy.commands[sent]
-    armed.resume()
-    assert await job.get(SOON)
-    await lock.release()
-
-
 @threads_only
 async def test_another_thread_acquires_behind_it(api: Api, server: Server) -> None:
     """Whichever connections the threads use, while others are busy."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME
-from support.faultproxy import FaultProxy, delay
+from support.child_client import NAME, SOON, until
+from support.faultproxy import FaultProxy, delay, stall
 
+from fastlock._protocol import commands
 from fastlock._protocol.local_queue import JOINS
 from fastlock._protocol.moments import FAR_SECONDS
 from fastlock._transport import waiting
@@ -74,3 +75,23 @@ async def test_a_far_server_is_not_polled_for_its_reply(api: Api, server: Server
     for far in (False, True, False):
         client._transport.queues.round_trip = FAR if far else NEAR
         assert (waiting.spin_seconds(client._transport) == 0.0) is far
+
+
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+async def test_a_join_is_sent_behind_a_release_that_nobody_waits_for(api: Api, proxy: FaultProxy) -> None:
+    client = api.client(proxy.url, confirm_release=False)
+    lock = client.lock(NAME, fair=True, thread_local=False)
+    for _ in range(2):
+        assert await lock.acquire()
+        await lock.release()
+    assert await lock.acquire()
+    armed = proxy.arm(stall(), command="EVALSHA")
+    await lock.release()
+    await until(api, lambda: armed.fired, "the release")
+    sent = len(proxy.commands)
+    job = api.start(lock.acquire)
+    await until(api, lambda: len(proxy.commands) > sent, "the next command")
+    assert commands.ENTER_LUA.sha in proxy.commands[sent]
+    armed.resume()
+    assert await job.get(SOON)
+    await lock.release()
