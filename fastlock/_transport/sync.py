@@ -270,6 +270,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
             try:
                 if self.queues.kept:
                     self.release_kept_for(request.acquires())
+                # What needs the push connection cannot be sent behind such a release, which goes over another one
                 if self.unconfirmed and (request.settles or request.needs_push):
                     self._settle(request)
                 if request.needs_push:
