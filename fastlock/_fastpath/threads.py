@@ -234,7 +234,7 @@ def _enter_until_granted(lock: BaseLock, required: bool, waiter: Waiter, start: 
     transport = lock._transport
     queue: Any = waiter.queue
     while (connection := push_connection_of(transport)) is not None:
-        if queue.stale or queue.error is not None or waiter.lease is not None or waiter.key in transport.unconfirmed:
+        if queue.stale or queue.error is not None or waiter.lease is not None:
             break
         if waiter.key in transport.queues.kept:  # since it was enqueued, or it is fair: the slow path releases it first
             break

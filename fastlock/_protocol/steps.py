@@ -75,7 +75,7 @@ class Request:
     settles = False
 
     def acquires(self) -> Sequence[bytes]:
-        """The keys that it acquires: it must not overtake a release of one that nobody waits for."""
+        """The keys that it acquires: it must not overtake a release of one that nobody waits for, unless it joins."""
         return ()
 
     def undo(self) -> Undo | None:

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
@@ -234,8 +234,6 @@ class SyncTransport(SyncKeeping, SyncClosing):
         request."""
         if self.queues.kept:
             self.release_kept_for(request.acquires())
-        if self.unconfirmed:
-            self._settle(request)
         connection = waiting.push_connection_of(self)
         if connection is not None and not request.stale:
             request.sent, request.connection = now(), connection
@@ -270,9 +268,8 @@ class SyncTransport(SyncKeeping, SyncClosing):
             try:
                 if self.queues.kept:
                     self.release_kept_for(request.acquires())
-                # What needs the push connection cannot be sent behind such a release, which goes over another one
-                if self.unconfirmed and (request.settles or request.needs_push):
-                    self._settle(request)
+                if self.unconfirmed and request.settles:
+                    self.settle(request.acquires(), request.until)
                 if request.needs_push:
                     connection = self._listening(request.until)
                 elif self.unconfirmed and (connection := self._behind(request)) is not None:
@@ -302,33 +299,34 @@ class SyncTransport(SyncKeeping, SyncClosing):
     def _behind(self, request: Request) -> Connection | None:
         """The connection over which the release goes that the request must not overtake, as nobody has waited for
         that; None: there is none on which this thread may wait."""
-        found = [each for each in self._carriers(request) if not self._would_deadlock(each)]
+        found = [each for each in self._carriers(request.acquires()) if not self._would_deadlock(each)]
         return found[0] if found else None
 
-    def _settle(self, request: Request) -> None:
-        """Wait until the releases are answered that the request must not overtake, whatever has to be sent again: of
-        several names they go over several connections, and where a waiter listens nobody reads their answers."""
+    def settle(self, keys: Sequence[bytes], until: float | None, ordered: Connection | None = None) -> None:
+        """Wait until the releases of these names are answered for which nobody has waited, whatever has to be sent
+        again: they go over several connections, and where a waiter listens nobody reads their answers. ordered: the
+        connection over which the request goes; what went over that before needs no wait."""
         for _ in range(SETTLE_TRIES):
             if self.pending_undos:
                 self.flush_pending_undos()
-            carriers = [each for each in self._carriers(request) if not self._would_deadlock(each)]
+            carriers = [each for each in self._carriers(keys) if each is not ordered and not self._would_deadlock(each)]
             if not carriers:
-                if not self._unsent(request):
+                if not self._unsent(keys):
                     return
                 time.sleep(UNSENT_PAUSE)
             for each in carriers:
                 last = RawCommands([(b"PING",)])
-                last.until = request.until
+                last.until = until
                 each.execute(last, 0.0)
 
-    def _unsent(self, request: Request) -> bool:
-        """Whether another thread is about to send a release that the request must not overtake."""
-        unconfirmed = [self.unconfirmed.get(key) for key in request.acquires()]
+    def _unsent(self, keys: Sequence[bytes]) -> bool:
+        """Whether another thread is about to send a release of one of these names."""
+        unconfirmed = [self.unconfirmed.get(key) for key in keys]
         return any(each is not None and each.carrier is None for each in unconfirmed)
 
-    def _carriers(self, request: Request) -> list[Connection]:
-        """The connections over which the releases go that the request must not overtake."""
-        unconfirmed = [delivery for key in request.acquires() if (delivery := self.unconfirmed.get(key)) is not None]
+    def _carriers(self, keys: Sequence[bytes]) -> list[Connection]:
+        """The connections over which the releases of these names go for which nobody has waited."""
+        unconfirmed = [delivery for key in keys if (delivery := self.unconfirmed.get(key)) is not None]
         carriers = [each.carrier for each in unconfirmed if isinstance(each.carrier, Connection)]
         return list(dict.fromkeys(each for each in carriers if each.error is None))
 

@@ -6,7 +6,7 @@ is run, as the interpreter's code is out of the caches then, and would mostly wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import TIMEOUT_MAX
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -180,9 +180,11 @@ def send_enter(
     queue.connection = connection
     spin = 0.0 if queue.was_queued else spin_seconds(transport)  # as in `send_hand_over`
     timeout = min(connection.reply_timeout, timeout)
-    reply = round_trip(connection.stream, template, b"", queue.entry, waiter.ms, timeout, spin)
+    reply = connection.busy
+    if not transport.unconfirmed or queue.key not in transport.unconfirmed:
+        reply = round_trip(connection.stream, template, b"", queue.entry, waiter.ms, timeout, spin)
     if reply is connection.busy and not connection.stream.in_use_by_caller(_holds_mutex(transport)):
-        reply = share(connection, _put, (connection.stream, template, queue.entry, waiter.ms), timeout, 0.0)
+        reply = share(connection, _put, (transport, connection, template, queue, waiter.ms, timeout), timeout, 0.0)
     if type(reply) is ConnectionLost:  # another thread has found that
         raise Broken("the connection broke before the reply came")
     return reply
@@ -220,8 +222,24 @@ def share(
     raise NoReply(f"no reply within {timeout} s")
 
 
-def _put(pending: Any, stream: Any, template: Any, token: bytes, ms: int) -> None:
-    stream.put(template, pending, b"", token, ms)
+def _put(
+    pending: Any, transport: Transport, connection: Connection, template: Any, queue: LocalQueue, ms: int, timeout: float
+) -> None:
+    connection.stream.put(template, pending, b"", queue.entry, ms)
+    if transport.unconfirmed:
+        send_ahead(transport, connection, (queue.key,), clock() + timeout)
+
+
+def send_ahead(transport: Any, connection: Connection, keys: Sequence[bytes], until: float | None) -> None:
+    """Send what joins or looks, which was written, and wait for the answers to releases of these names that nobody
+    has waited for. They go over other connections, and who then listens for push messages would not read them.
+
+    An entry may join before its client's own release is executed: that grants it the name. So both are under way at
+    once (`ahead` in the model, tests/support/round_trips.py).
+    """
+    if any(map(transport.unconfirmed.__contains__, keys)):
+        connection.stream.flush(connection.reply_timeout)
+        transport.settle(keys, until, connection)
 
 
 def _holds_mutex(transport: Transport) -> bool:

@@ -79,10 +79,14 @@ CONFIGS = {  # clients, acquires of each, keep, (cuts, crashes, freezes, cancels
     "renewcut": {"goals": (1, 1), "keep": 0, "faults": (1, 0, 0, 0), "quick": 1, "renew": 1},
     "heirs": {"goals": (2, 1), "keep": 0, "faults": (0, 0, 0, 1), "quick": 1, "heirs": 1},
     "callers": {"goals": (2, 1), "keep": 0, "faults": (1, 0, 0, 0), "quick": 1, "local": 1},
+    "ahead": {"goals": (2, 1), "keep": 0, "faults": (1, 0, 0, 0), "quick": 1, "ahead": 1},
+    "aheadcancel": {"goals": (2, 1), "keep": 0, "faults": (0, 0, 0, 1), "quick": 1, "ahead": 1},
+    "aheadkeep": {"goals": (2, 1), "keep": 1, "faults": (0, 0, 0, 0), "quick": 1, "ahead": 1},
 }
 # begin="queued": client 0 holds, the others are queued. quick: replies to REL are heard as they are made, as nothing
 # comes of them but that a connection that breaks later does not send the release again. foreign: clients of redis-py.
-# local: how often a client hands a lease to another of its callers.
+# local: how often a client hands a lease to another of its callers. ahead: a client may join at once, as with strict order,
+# also before a release of its own was executed.
 
 VARIANTS = {  # not the rule, but nothing must be found: what the rules make unnecessary
     "push-elsewhere": ("short", "pushes come over a third connection; a place is still joined only once (safety only)"),

@@ -97,6 +97,7 @@ class Protocol:
         self.rejoin = wrong in ("believe-other-connection", "rejoin-after-cut")
         self.fenced, self.renew, self.local = (config.get(each, 0) for each in ("fenced", "renew", "local"))
         self.foreign, self.heirs = config.get("foreign", ()), config.get("heirs", 0)
+        self.ahead = config.get("ahead", 0)
         self.longest = max(M, self.lease, LONGER * self.heirs)
 
     def start(self):
@@ -159,7 +160,7 @@ class Protocol:
                 w.key = (i, tok, k[2] if mine else 0, self.keep if i not in self.foreign else 0, self.lease)
                 w.fence += self.fenced
                 return ("set", tok, 1, w.fence)
-            if k[0] == i:
+            if k[0] == i and w.cl[i][TOK] == tok:
                 w.bad = 5
             if k[3] and i not in self.foreign:
                 self.push(w, k[0], ("recall", k[1]))
@@ -177,7 +178,7 @@ class Protocol:
                     return ("gone", tok, *rest)
                 w.queue += (me,)
             k = w.key
-            if k[0] == i:
+            if k[0] == i and not self.ahead:
                 w.bad = 5
             if k[3] and not (self.wrong == "recall-lost" and k[2]):
                 self.push(w, k[0], ("recall", k[1]))
@@ -415,6 +416,11 @@ class Protocol:
                 w = World(s)
                 self.begins(w, i)
                 yield f"{i} asks (SET)", w
+                if self.ahead:
+                    w = World(s)
+                    w.of(i)[GOALS] -= 1
+                    self.joins(w, i)
+                    yield f"{i} joins", w
             elif c[PC] == "K":
                 w = World(s)
                 self.ends(w.of(i))
