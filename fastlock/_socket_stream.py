@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hiredis import ProtocolError
 
-from fastlock._native import allocate_lock, poll
+from fastlock._native import RLock, poll
 from fastlock._stream import PendingReply, Stream, Template
 from fastlock._stream_errors import Broken, NoReply, UnsolicitedData, broken, by_handler
 
@@ -46,7 +46,8 @@ class SocketStream(Stream):
         self._leader: PendingReply | None = None  # of the thread that reads
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
-        self._tls_lock = allocate_lock() if self._tls else contextlib.nullcontext()  # no send during a receive
+        # No thread sends during another's receive; a signal handler may, within its own thread's
+        self._tls_lock = RLock() if self._tls else contextlib.nullcontext()
         self._at_once = 0 if self._tls else _AT_ONCE  # a TLS socket takes no flags, and never blocks
         if not _AT_ONCE:
             sock.setblocking(False)

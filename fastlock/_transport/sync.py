@@ -62,6 +62,10 @@ _WITHIN = (
 )
 
 
+class _Within(Exception):
+    """The caller would wait for its own thread: see `_WITHIN`."""
+
+
 class SyncTransport(SyncKeeping, SyncClosing):
     """The connections of one client, and how its threads wait."""
 
@@ -85,7 +89,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
         self.resent: dict[bytes, bytes] = {}
         self.connections: list[Connection] = []
         self.idle: list[Connection] = []
-        self._opening: set[object] = set()  # one mark for each thread that opens a connection now
+        self._opening: set[tuple[int, object]] = set()  # a mark of each thread that opens a connection now
         self._last_shared = 0  # counts the connections that were shared, in round robin
         self._broken = 0  # broken connections that no new one has replaced yet
         self._mutex = native.RLock()
@@ -285,9 +289,11 @@ class SyncTransport(SyncKeeping, SyncClosing):
                         if self._would_deadlock(connection):  # somebody listens for push messages there as well
                             (_,), owner = map(INSERT, (self.idle,), (0,), (connection,)), False
                             connection, owner = self._get_connection(request.until, request.strict)
+                if not owner and self._would_deadlock(connection):
+                    raise _Within
             except CONNECT_ERRORS as error:
                 return self.not_sent(error)
-            if not owner and self._would_deadlock(connection):
+            except _Within:
                 return ConnectionLost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
             if self.pending_undos:
                 self.flush_undos_over(connection)
@@ -395,6 +401,8 @@ class SyncTransport(SyncKeeping, SyncClosing):
             return connection.session
         except CONNECT_ERRORS as error:
             return self.not_sent(error)
+        except _Within:
+            return ConnectionLost(RuntimeError(_WITHIN), 0.0, sent=False, final=True)
         finally:
             if owner:
                 self.idle.append(connection)
@@ -405,7 +413,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
         timeout = self.settings.connect_timeout
         if until is not None:
             timeout = min(timeout, max(0.001 if strict else CLOSE_SECONDS, until - now()))
-        mark = object()
+        mark = threading.get_ident(), object()
         try:
             connection, owner = self._find_connection(mark, now() + timeout)
             return (self._open_connection(mark, timeout), True) if connection is None else (connection, owner)
@@ -414,7 +422,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
                 self._opening.discard(mark)
                 self._changed.tell()
 
-    def _find_connection(self, mark: object, deadline: float) -> tuple[Connection | None, bool]:
+    def _find_connection(self, mark: tuple[int, object], deadline: float) -> tuple[Connection | None, bool]:
         """As `_get_connection`; None: the caller is to open a connection, for which `mark` stands in `_opening`."""
         connection, owner = None, False
         while True:
@@ -432,6 +440,8 @@ class SyncTransport(SyncKeeping, SyncClosing):
                         return None, True
                     elif self.connections:
                         connection = self._share_connection()
+                    elif self._opening and all(thread == mark[0] for thread, _ in self._opening):
+                        raise _Within  # a signal handler, while its own thread opens the only connection
                     else:
                         wake = self._changed.expect()
             except BaseException as error:
@@ -462,7 +472,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
                 break
         return connection
 
-    def _open_connection(self, mark: object, timeout: float) -> Connection:
+    def _open_connection(self, mark: tuple[int, object], timeout: float) -> Connection:
         connection = Connection(self, replace(self.settings, connect_timeout=timeout))
         try:
             with self._mutex:

@@ -223,7 +223,13 @@ def share(
 
 
 def _put(
-    pending: Any, transport: Transport, connection: Connection, template: Any, queue: LocalQueue, ms: int, timeout: float
+    pending: Any,
+    transport: Transport,
+    connection: Connection,
+    template: Any,
+    queue: LocalQueue,
+    ms: int,
+    timeout: float,
 ) -> None:
     connection.stream.put(template, pending, b"", queue.entry, ms)
     if transport.unconfirmed:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -247,21 +242,39 @@ async def test_signal_handler_does_not_wait_for_the_interrupted_thread(
     assert empty(client._transport.queues)
 
 
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_signal_handler_does_not_wait_for_a_connection_that_its_own_thread_opens(
+    api: Api, proxy: FaultProxy
+) -> None:
+    client, outcome, ran = api.client(proxy.url, max_connections=1), [], threading.Event()
+
+    def handler(*_: Any) -> None:
+        if ran.is_set():
+            return
+        ran.set()
+        try:
+            outcome.append(client.lock("free").acquire())
+        except RuntimeError as error:
+            outcome.append(str(error))
+        armed.resume()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    armed = proxy.arm(stall(), command="HELLO", times=1)
+    sender = threading.Thread(target=send_signal, args=(armed, ran))
+    try:
+        sender.start()
+        assert client.lock(NAME).acquire(), "it goes on after the handler"
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert "max_connections" in outcome[0]
+
+
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("connections", [1, pytest.param(16, marks=pytest.mark.long)])
 def test_no_thread_stalls_while_signal_handlers_use_locks(server: Server, impl: str, connections: int) -> None:
     """Handlers run at random moments of their thread, also while it holds a mutex that a reader of replies needs."""
-    program = Path(nested.__file__)
-    paths = os.pathsep.join([str(program.parents[2]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, str(program), server.unix_url, str(connections), "3"],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = nested.report(server.unix_url, connections, 3)
     assert (report["implementation"], report["stalls"], report["wrong"], report["left"]) == (impl, 0, [], [])
     assert report["strikes"] > 100 and (connections == 1 or not report["refused"]), report
 

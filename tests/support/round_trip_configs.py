@@ -85,8 +85,8 @@ CONFIGS = {  # clients, acquires of each, keep, (cuts, crashes, freezes, cancels
 }
 # begin="queued": client 0 holds, the others are queued. quick: replies to REL are heard as they are made, as nothing
 # comes of them but that a connection that breaks later does not send the release again. foreign: clients of redis-py.
-# local: how often a client hands a lease to another of its callers. ahead: a client may join at once, as with strict order,
-# also before a release of its own was executed.
+# local: how often a client hands a lease to another of its callers. ahead: a client may join at once, as with strict
+# order, also before a release of its own was executed.
 
 VARIANTS = {  # not the rule, but nothing must be found: what the rules make unnecessary
     "push-elsewhere": ("short", "pushes come over a third connection; a place is still joined only once (safety only)"),

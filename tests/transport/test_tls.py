@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from support import nested
 from support.apis import Api
 from support.tls import Authority, TlsFront
 
@@ -130,6 +131,15 @@ async def test_a_kept_name_is_recalled_over_tls(
     await api.enter(wanted)
     await api.leave(wanted)
     assert keeper.get_stats()["recalls"] == 1
+
+
+@whole_records
+@one_server
+def test_signal_handlers_use_locks_over_tls(front: TlsFront, authority: Authority, server: Server, impl: str) -> None:
+    """Also while their own thread sends or receives."""
+    report = nested.report(f"rediss://localhost:{front.port}/0?ssl_ca_certs={authority.file}", 8, 2)
+    assert (report["implementation"], report["stalls"], report["wrong"], report["left"]) == (impl, 0, [], [])
+    assert report["strikes"] > 50 and not report["refused"], report
 
 
 async def test_certificate_of_an_unknown_authority_is_refused(api: Api, authority: Authority, server: Server) -> None:
