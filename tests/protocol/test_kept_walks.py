@@ -49,7 +49,7 @@ def test_walks_keep_the_promises_and_do_what_the_model_does(walks: Callable[[ran
 
 ALL_COMPARED = {
     *("SET", "JOIN", "LOOK", "REL", "DEL!", "LEAVE", "EXT"),
-    *("recall of K", "recall of H", "recall of A", "kept", "let go", "taken"),
+    *("recall of K", "recall of H", "recall of A", "kept", "let go", "taken", "not waited for", "joined meanwhile"),
 }
 E = commands.ENTER_LUA
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

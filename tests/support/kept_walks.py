@@ -47,6 +47,14 @@ class KeptTransport(WalkTransport):
             answer = await super()._execute(request)
         return answer
 
+    def post_unconfirmed(self, unconfirmed: Any) -> bool:
+        """Over any connection but that on which messages come, as in threads."""
+        self.walked.walk.judge.compared.add("not waited for")
+        return not self.walked.away and self.post_over(self.walked.any_wire(), unconfirmed)
+
+    def call_apart(self, on_lost: Any, lease: Lease) -> None:
+        on_lost(lease)
+
     def hear_recalls(self) -> None:
         self.wants_recalls = True
 
@@ -109,7 +117,7 @@ class KeptWalk(Walk):
         }
         kind = self.random.choice(("kept", "kept", "kept", "kept", "kept", "plain", "fair"))
         more = {"kept": {"keep": self.keep}, "plain": {}, "fair": {"fair": True}}[kind]
-        return client.api.lock(name, **options, **more)
+        return client.api.lock(name, confirm_release=self.random.random() < 0.5, **options, **more)
 
     async def acquire(self, actor: Actor, lock: Any) -> Lease | None:
         """Acquire by the plain path."""
@@ -130,6 +138,18 @@ class KeptWalk(Walk):
 
     def go_on(self, actor: Actor) -> None:
         self.advance(actor, self.random.choice(("stay", "leave", "leave")) if self.open else "leave")
+
+    def wire_for(self, client: WalkedClient, request: Any) -> Any:
+        """Behind a release that nobody has waited for; unless it joins, over the connection on which messages come."""
+        unconfirmed = [client.transport.unconfirmed.get(key) for key in request.acquires()]
+        found = [each.carrier for each in unconfirmed if each is not None and each.carrier in client.wires]
+        wire = found[0] if found and not request.needs_push else super().wire_for(client, request)
+        if found and request.needs_push and request.joins:
+            self.judge.compared.add("joined meanwhile")
+        for each in client.pending[:]:  # whatever connection comes up, these are sent first
+            client.pending.remove(each)
+            wire.post(each)
+        return wire
 
     # events
 

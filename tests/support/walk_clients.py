@@ -62,6 +62,7 @@ class Wire:
     """One connection of a walked client; once it was cut, another one takes its place."""
 
     reply_timeout = 5.0
+    error = None
     serial = itertools.count()
 
     def __init__(self, client: WalkedClient) -> None:
@@ -70,6 +71,15 @@ class Wire:
         self.flights: deque[Flight] = deque()
         self.slow = False  # whether the server takes its time to read what was sent here
         self.knows_release = False
+
+    @property
+    def stream(self) -> Wire:
+        return self
+
+    @property
+    def pending(self) -> int:
+        """How many replies have not come."""
+        return len(self.flights)
 
     def unread(self) -> Flight | None:
         """What the server executes next of what was sent here."""
@@ -215,6 +225,10 @@ class WalkedClient:
         """The caller of a request is gone: undo it, behind it on its connection."""
         if request.sent and (undo := request.undo()) is not None:
             self.post(UndoDelivery(undo), request.connection)
+
+    def any_wire(self) -> Wire:
+        """A connection, but not the one on which messages come."""
+        return self.walk.random.choice(self.wires[:-1])
 
     def listen(self) -> None:
         if self.ear is None:

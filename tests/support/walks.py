@@ -117,10 +117,14 @@ class Walk:
         else:
             if request.needs_push:
                 client.listen()
-            wire = client.wires[-1] if request.needs_push else self.random.choice(client.wires[:-1])
+            wire = self.wire_for(client, request)
             request.sent, request.connection = self.clock(), wire
         flight = Flight(client.calls_of(request), request.stale, actor, executed=refused, refused=refused)
         wire.flights.append(flight)
+
+    def wire_for(self, client: WalkedClient, request: Any) -> Wire:
+        """The connection over which a request goes."""
+        return client.wires[-1] if request.needs_push else client.any_wire()
 
     # events
 
