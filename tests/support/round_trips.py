@@ -413,14 +413,7 @@ class Protocol:
             if c[PC] == "X" or c[FROZEN]:
                 continue
             if c[PC] == "S" and (self.wrong == "leave-overtaken" or not any(m[0] == "LEAVE" for m in c[AOUT])):
-                w = World(s)
-                self.begins(w, i)
-                yield f"{i} asks (SET)", w
-                if self.ahead:
-                    w = World(s)
-                    w.of(i)[GOALS] -= 1
-                    self.joins(w, i)
-                    yield f"{i} joins", w
+                yield from self.starts(s, i)
             elif c[PC] == "K":
                 w = World(s)
                 self.ends(w.of(i))
@@ -469,6 +462,16 @@ class Protocol:
                 w = World((*s[:3], (cuts, crashes, freezes - 1, cancels), *s[4:]))
                 w.of(i)[FROZEN] = 1
                 yield f"{i} freezes", w
+
+    def starts(self, s, i):
+        w = World(s)
+        self.begins(w, i)
+        yield f"{i} asks (SET)", w
+        if self.ahead:
+            w = World(s)
+            w.of(i)[GOALS] -= 1
+            self.joins(w, i)
+            yield f"{i} joins", w
 
     def within(self, s, i, c):
         """What a holder may do before it lets go."""
