@@ -177,7 +177,7 @@ class SocketStream(Stream):
         data: bytes | None = None
         lost = False  # whether bytes may have been taken that are not in `data`
         try:
-            while data is None:
+            while True:
                 flags = 0 if waits and not spinning else self._at_once
                 try:
                     with self._tls_lock:
@@ -189,12 +189,14 @@ class SocketStream(Stream):
                     if not isinstance(error, _AGAIN):
                         raise broken(error) from None
                     lost = False
-                    if spinning:
-                        spinning = time.monotonic() - start < budget
-                    elif waits:
-                        waits = False  # the socket itself has waited for a slice of the timeout
-                    elif not _wait(self._sock, _READABLE, timeout - (time.monotonic() - start)):
-                        return False
+                if data is not None:
+                    break
+                if spinning:  # not in the handler: what a signal raises meanwhile has no such context
+                    spinning = time.monotonic() - start < budget
+                elif waits:
+                    waits = False  # the socket itself has waited for a slice of the timeout
+                elif not _wait(self._sock, _READABLE, timeout - (time.monotonic() - start)):
+                    return False
             if spin:
                 self._last_reply_at = time.monotonic()
                 self._usual_delay += (self._last_reply_at - start - self._usual_delay) / 4

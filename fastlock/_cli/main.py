@@ -43,7 +43,7 @@ ALIVE_SECONDS = 1.0  # between two checks whether the server that `fastlock serv
 
 EXIT_CODES = """\
 exit codes: 0 all is well; 1 the run found something wrong; 2 bad usage, or no
-usable server (one line on stderr); 130 ended by Ctrl-C, 143 by SIGTERM."""
+usable server (one line on stderr); 130 ended by Ctrl-C (watch: 0), 143 by SIGTERM."""
 
 INFO = "Versions of what is installed here, how the core was built, and what the server can do."
 SERVER = """\

@@ -273,7 +273,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
                 if self.queues.kept:
                     self.release_kept_for(request.acquires())
                 if self.unconfirmed and request.settles:
-                    self.settle(request.acquires(), request.until)
+                    self.settle(request.acquires(), math.inf if request.until is None else request.until)
                 if request.needs_push:
                     connection = self._listening(request.until)
                 elif self.unconfirmed and (connection := self._behind(request)) is not None:
@@ -305,24 +305,26 @@ class SyncTransport(SyncKeeping, SyncClosing):
     def _behind(self, request: Request) -> Connection | None:
         """The connection over which the release goes that the request must not overtake, as nobody has waited for
         that; None: there is none on which this thread may wait."""
-        found = [each for each in self._carriers(request.acquires()) if not self._would_deadlock(each)]
+        found = self._carriers(request.acquires())
         return found[0] if found else None
 
-    def settle(self, keys: Sequence[bytes], until: float | None, ordered: Connection | None = None) -> None:
+    def settle(self, keys: Sequence[bytes], until: float) -> None:
         """Wait until the releases of these names are answered for which nobody has waited, whatever has to be sent
-        again: they go over several connections, and where a waiter listens nobody reads their answers. ordered: the
-        connection over which the request goes; what went over that before needs no wait."""
+        again: of several names they go over several connections, and where a waiter listens nobody reads their
+        answers."""
         for _ in range(SETTLE_TRIES):
             if self.pending_undos:
                 self.flush_pending_undos()
-            carriers = [each for each in self._carriers(keys) if each is not ordered and not self._would_deadlock(each)]
+            for each in self._carriers(keys):
+                waiting.read_now(each)  # most have come by now
+            carriers = self._carriers(keys)
             if not carriers:
                 if not self._unsent(keys):
                     return
                 time.sleep(UNSENT_PAUSE)
             for each in carriers:
                 last = RawCommands([(b"PING",)])
-                last.until = until
+                last.until = None if until == math.inf else until
                 each.execute(last, 0.0)
 
     def _unsent(self, keys: Sequence[bytes]) -> bool:
@@ -331,10 +333,12 @@ class SyncTransport(SyncKeeping, SyncClosing):
         return any(each is not None and each.carrier is None for each in unconfirmed)
 
     def _carriers(self, keys: Sequence[bytes]) -> list[Connection]:
-        """The connections over which the releases of these names go for which nobody has waited."""
+        """The connections over which the releases of these names go for which nobody has waited, and on which this
+        thread may wait."""
         unconfirmed = [delivery for key in keys if (delivery := self.unconfirmed.get(key)) is not None]
         carriers = [each.carrier for each in unconfirmed if isinstance(each.carrier, Connection)]
-        return list(dict.fromkeys(each for each in carriers if each.error is None))
+        usable = [each for each in carriers if each.error is None and not self._would_deadlock(each)]
+        return list(dict.fromkeys(usable))
 
     def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
         end_with_child(end_all)
@@ -535,6 +539,9 @@ class SyncTransport(SyncKeeping, SyncClosing):
 
     def _post(self, connection: Connection, delivery: UndoDelivery) -> None:
         """Send an undo over a connection, which no signal handler takes for idle meanwhile."""
+        if connection.stream.half_changed():  # the caller is a handler, and who has the connection's mutex waits for it
+            self.defer(delivery)
+            return
         taken = False
         try:
             try:

@@ -154,8 +154,6 @@ class Connection:
             self.subscribed = True  # last: an interrupt before SUBSCRIBE was queued must not leave this set
         request.sent = now()
         write_request(self.stream, self.session, request, pending_reply)
-        if request.needs_push and self.transport.unconfirmed:
-            waiting.send_ahead(self.transport, self, request.acquires(), request.until)
 
     def _cancel(self, request: Request) -> None:
         """The caller leaves before its reply came: send the undo of its request right behind it, on the same

@@ -6,7 +6,7 @@ is run, as the interpreter's code is out of the caches then, and would mostly wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import TIMEOUT_MAX
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -60,12 +60,18 @@ def take_turn(transport: Transport) -> float:
 def wait(transport: Transport, waiter: Waiter, until: float) -> None:
     """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come. Raises ClientClosedError.
 
-    The first waiter of a queue reads what the server pushes, if no other thread does; all others are parked.
+    The first waiter of a queue reads what the server pushes, if no other thread does; all others are parked. Before, it
+    reads the answer to a release of the name that nobody has waited for: that came over another connection, which
+    nobody would read, and the release may have to be sent again. What joins may overtake it, as it grants the entry the
+    name (`ahead` in the model, tests/support/round_trips.py).
     """
     pending: Any = None
     wake: Any = None
     connection: Any = None
     queue: Any = waiter.queue
+    if transport.unconfirmed and waiter.key in transport.unconfirmed and queue.first() is waiter and not waiter.woken:
+        threads: Any = transport
+        threads.settle((waiter.key,), until)
     at = min(clock() + RECHECK_SECONDS, until)
     with transport.queues.mutex:
         if waiter.woken and not transport.closed:
@@ -180,11 +186,9 @@ def send_enter(
     queue.connection = connection
     spin = 0.0 if queue.was_queued else spin_seconds(transport)  # as in `send_hand_over`
     timeout = min(connection.reply_timeout, timeout)
-    reply = connection.busy
-    if not transport.unconfirmed or queue.key not in transport.unconfirmed:
-        reply = round_trip(connection.stream, template, b"", queue.entry, waiter.ms, timeout, spin)
+    reply = round_trip(connection.stream, template, b"", queue.entry, waiter.ms, timeout, spin)
     if reply is connection.busy and not connection.stream.in_use_by_caller(_holds_mutex(transport)):
-        reply = share(connection, _put, (transport, connection, template, queue, waiter.ms, timeout), timeout, 0.0)
+        reply = share(connection, _put, (connection.stream, template, queue.entry, waiter.ms), timeout, 0.0)
     if type(reply) is ConnectionLost:  # another thread has found that
         raise Broken("the connection broke before the reply came")
     return reply
@@ -222,30 +226,8 @@ def share(
     raise NoReply(f"no reply within {timeout} s")
 
 
-def _put(
-    pending: Any,
-    transport: Transport,
-    connection: Connection,
-    template: Any,
-    queue: LocalQueue,
-    ms: int,
-    timeout: float,
-) -> None:
-    connection.stream.put(template, pending, b"", queue.entry, ms)
-    if transport.unconfirmed:
-        send_ahead(transport, connection, (queue.key,), clock() + timeout)
-
-
-def send_ahead(transport: Any, connection: Connection, keys: Sequence[bytes], until: float | None) -> None:
-    """Send what joins or looks, which was written, and wait for the answers to releases of these names that nobody
-    has waited for. They go over other connections, and who then listens for push messages would not read them.
-
-    An entry may join before its client's own release is executed: that grants it the name. So both are under way at
-    once (`ahead` in the model, tests/support/round_trips.py).
-    """
-    if any(map(transport.unconfirmed.__contains__, keys)):
-        connection.stream.flush(connection.reply_timeout)
-        transport.settle(keys, until, connection)
+def _put(pending: Any, stream: Any, template: Any, token: bytes, ms: int) -> None:
+    stream.put(template, pending, b"", token, ms)
 
 
 def _holds_mutex(transport: Transport) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME, ROOT, SOON, until, waits
+from support.child_client import NAME, ROOT, SOON, two_connections, until, waits
 from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
@@ -81,7 +81,7 @@ async def test_the_next_acquire_goes_over_the_connection_of_the_release(
 ) -> None:
     """Whichever is the next idle one, and without waiting for the answer to the release."""
     client = api.client(proxy.url, confirm_release=False)
-    two_connections(api, client)
+    two_connections(client)
     for _ in range(3):
         async with api.within(client.lock(NAME, **settings)):
             pass
@@ -546,28 +546,13 @@ async def test_of_two_threads_that_release_it_one_waits(api: Api, proxy: FaultPr
     assert told == [] and client.get_stats()["losses"] == 0
 
 
-def two_connections(api: Api, client: Any) -> None:
-    """One of them that is not the push connection, over which waiters listen."""
-    both = threading.Barrier(2)
-
-    def hold(number: int) -> None:
-        with client.lock(f"other:{number}", confirm_release=True):
-            both.wait(SOON)
-
-    threads = [threading.Thread(target=hold, args=(number,)) for number in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-
-
 @one_server
 @threads_only
 @pytest.mark.parametrize("fault", ["flush", "cut"])
 async def test_a_waiter_reads_what_became_of_it(api: Api, server: Server, probe: redis.Redis, fault: str) -> None:
     """Where the waiter listens nobody reads the answer to the release, which went over another connection."""
     client = api.client(server.url, confirm_release=False)
-    two_connections(api, client)
+    two_connections(client)
     for _ in range(3):
         with client.lock(NAME, fair=True, timeout=60):
             pass
@@ -575,6 +560,7 @@ async def test_a_waiter_reads_what_became_of_it(api: Api, server: Server, probe:
     await api.enter(lock)
     if fault == "flush":
         probe.script_flush()
+        probe.script_load(commands.ENTER_LUA.text)  # the join is answered, and the release is refused
     await api.leave(lock)
     if fault == "cut":
         for each in client._transport.connections:
@@ -591,7 +577,7 @@ async def test_answers_that_nobody_reads_do_not_pile_up(
     api: Api, server: Server, probe: redis.Redis, fair: bool
 ) -> None:
     client = api.client(server.url, confirm_release=False)
-    two_connections(api, client)
+    two_connections(client)
     locks, most = [client.lock(f"{NAME}:{number}", fair=fair) for number in range(200)], 0
     for each in locks:
         each.acquire()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME, SOON, until
-from support.faultproxy import FaultProxy, delay, stall
+from support.child_client import NAME, SOON, two_connections, until
+from support.faultproxy import Armed, Fault, FaultProxy, delay, stall
 
 from fastlock._protocol import commands
 from fastlock._protocol.local_queue import JOINS
@@ -15,6 +17,7 @@ from fastlock._transport import waiting
 from fastlock.embedded import Server
 
 NEAR, FAR = FAR_SECONDS / 2, FAR_SECONDS * 5
+LONG = 60.0  # seconds: a reply_timeout that never ends
 
 
 @pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
@@ -77,28 +80,60 @@ async def test_a_far_server_is_not_polled_for_its_reply(api: Api, server: Server
         assert (waiting.spin_seconds(client._transport) == 0.0) is far
 
 
-@pytest.mark.parametrize("fair", [True, False], ids=["fair", "contended of late"])
-async def test_a_join_does_not_wait_for_the_answer_to_a_release_that_nobody_waits_for(
-    api: Api, proxy: FaultProxy, fair: bool
-) -> None:
-    client = api.client(proxy.url, confirm_release=False)
-    lock = client.lock(NAME, fair=fair, thread_local=False)
-
-    def joins() -> int:
-        return sum(commands.ENTER_LUA.sha in words for words in proxy.commands)
-
+async def with_release_under_way(
+    api: Api, proxy: FaultProxy, client: Any, fault: Fault, fair: bool
+) -> tuple[Any, Armed]:
+    """A lock whose release nobody waits for, and of which this becomes; its next acquire joins the queue at once."""
+    lock = client.lock(NAME, fair=fair, thread_local=False, timeout=60)
+    if not api.is_async:
+        two_connections(client)
     for _ in range(3):
         client._transport.queues.expect(NAME.encode(), True)
         await api.get(lock.acquire())
         await api.get(lock.release())
     assert await api.get(lock.acquire())
-    armed = proxy.arm(stall(), after=commands.HAND_OVER_LUA.sha)
+    armed = proxy.arm(fault, after=commands.HAND_OVER_LUA.sha, times=1)
     await api.get(lock.release())
     await until(api, lambda: armed.fired, "the release")
-    joined = joins()
-    job = api.start(lock.acquire)
-    await until(api, lambda: joins() > joined, "the join")
-    armed.resume()
+    carrier = client._transport.unconfirmed[NAME.encode()].carrier
+    assert api.is_async or carrier is not client._transport.push_connection
+    return lock, armed
+
+
+joins_at_once = pytest.mark.parametrize("fair", [True, False], ids=["fair", "contended of late"])
+
+
+@joins_at_once
+async def test_a_join_does_not_wait_for_the_answer_to_a_release_that_nobody_waits_for(
+    api: Api, proxy: FaultProxy, fair: bool
+) -> None:
+    client = api.client(proxy.url, confirm_release=False, reply_timeout=LONG)
+
+    def joins() -> int:
+        return sum(commands.ENTER_LUA.sha in words for words in proxy.commands)
+
+    lock, armed = await with_release_under_way(api, proxy, client, stall(), fair)
+    count, job = joins(), api.start(lock.acquire)
+    await until(api, lambda: joins() > count, "the join")
+    if api.is_async:  # over one connection the answers come in order
+        armed.resume()
     assert await job.get(SOON)
+    armed.resume()
+    await api.get(lock.release())
+    assert client.get_stats()["losses"] == 0
+
+
+@joins_at_once
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_a_release_that_hangs_is_sent_again_while_the_next_acquire_waits(
+    api: Api, proxy: FaultProxy, fair: bool
+) -> None:
+    client = api.client(proxy.url, confirm_release=False, reply_timeout=0.5)
+    lock, armed = await with_release_under_way(api, proxy, client, stall("request"), fair)
+    listening = client._transport.push_connection
+    job = api.start(lock.acquire)
+    assert await job.get(SOON)
+    assert client._transport.push_connection is listening and client.get_stats()["reconnects"] == 1
+    armed.resume()
     await api.get(lock.release())
     assert client.get_stats()["losses"] == 0

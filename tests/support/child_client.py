@@ -63,6 +63,21 @@ async def waits(api: Api, client: Any, count: int) -> None:
     await until(api, lambda: client.get_stats()["waits"] >= count, f"{count} waiters")
 
 
+def two_connections(client: Any) -> None:
+    """One of them that is not the push connection, over which waiters listen."""
+    both = threading.Barrier(2)
+
+    def hold(number: int) -> None:
+        with client.lock(f"other:{number}", confirm_release=True):
+            both.wait(SOON)
+
+    threads = [threading.Thread(target=hold, args=(number,)) for number in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+
 def waiters_of(lease: Any) -> Any:
     """Those who wait for the loss of a renewed lease."""
     event = lease.lost

@@ -26,6 +26,7 @@ from support.faultproxy import FaultProxy, stall
 import fastlock
 import fastlock.asyncio
 from fastlock._protocol.lease import now
+from fastlock._protocol.undo import Undo
 from fastlock._transport import aio_closing, base, closing
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.sync_connection import Connection
@@ -399,3 +400,31 @@ def test_a_process_that_ends_tries_again(server: Server, impl: str, probe: redis
             probe.replicaof("NO", "ONE")
         assert process.communicate(timeout=50) == ("", "") and process.returncode == 0
     assert not probe.exists(NAME)
+
+
+@threads_only
+@pytest.mark.skipif(fastlock.IMPLEMENTATION == "cython", reason="there no handler runs while a stream is changed")
+async def test_a_handler_that_interrupts_a_change_of_the_stream_leaves_its_undo_to_others(
+    api: Api, server: Server
+) -> None:
+    """Who has the connection's mutex waits for the stream's then, which the interrupted thread has."""
+    client = api.client(server.url)
+    with client.lock(NAME):
+        pass
+    (connection,) = client._transport.connections
+    writing = threading.Event()
+
+    def write() -> None:
+        with connection.mutex:
+            writing.set()
+            connection.stream.put_command(None, (b"PING",))
+
+    other = threading.Thread(target=write)
+    with connection.stream._mutex:
+        other.start()
+        writing.wait()
+        client._transport.undo(Undo([b"other"], [b"token"], connection=connection))
+        assert len(client._transport.pending_undos) == 1
+    other.join()
+    with client.lock(NAME):
+        assert not client._transport.pending_undos
