@@ -96,12 +96,12 @@ async def test_a_name_that_is_held_blocks_all_and_is_named(api: Api, server: Ser
 
 
 async def test_holders_of_other_kinds(api: Api, server: Server, probe: redis.Redis) -> None:
-    lock = api.client(server.url).multi_lock([b"a", "b"], blocking_timeout=0.05)
+    lock = api.client(server.url).multi_lock([b"a", "b"], blocking_timeout=0.3)
     theirs = probe.lock("a")
     theirs.acquire()
     assert await api.get(lock.acquire()) is False
     assert (lock.blocked.name, lock.blocked.holder, lock.blocked.time_left) == (b"a", None, None)
-    with pytest.raises(fastlock.LockNotAcquiredError, match=r"within 0.05 seconds: somebody else holds b'a', without"):
+    with pytest.raises(fastlock.LockNotAcquiredError, match=r"within 0.3 seconds: somebody else holds b'a', without"):
         await api.enter(lock)
     theirs.release()
     async with api.within(lock):
