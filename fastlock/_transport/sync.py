@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, TypeVar
@@ -56,6 +56,7 @@ from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, INSERT, P
 
 T = TypeVar("T")
 UNSENT_PAUSE = 0.0002  # seconds in which another thread gets to send what it is about to send
+UNREAD_PAUSE = 0.02  # seconds after which a waiter looks again for an answer that has not come
 _WITHIN = (
     "this thread waits for a reply on the only connection that could be used, and would wait for itself: a lock that is"
     " used in a handler of signals needs max_connections of 2 or more, and to be free"
@@ -273,7 +274,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
                 if self.queues.kept:
                     self.release_kept_for(request.acquires())
                 if self.unconfirmed and request.settles:
-                    self.settle(request.acquires(), math.inf if request.until is None else request.until)
+                    self._settle(request)
                 if request.needs_push:
                     connection = self._listening(request.until)
                 elif self.unconfirmed and (connection := self._behind(request)) is not None:
@@ -305,40 +306,51 @@ class SyncTransport(SyncKeeping, SyncClosing):
     def _behind(self, request: Request) -> Connection | None:
         """The connection over which the release goes that the request must not overtake, as nobody has waited for
         that; None: there is none on which this thread may wait."""
-        found = self._carriers(request.acquires())
+        found = [each for each in self._carriers(request) if not self._would_deadlock(each)]
         return found[0] if found else None
 
-    def settle(self, keys: Sequence[bytes], until: float) -> None:
-        """Wait until the releases of these names are answered for which nobody has waited, whatever has to be sent
-        again: of several names they go over several connections, and where a waiter listens nobody reads their
-        answers."""
+    def _settle(self, request: Request) -> None:
+        """Wait until the releases are answered that the request must not overtake, whatever has to be sent again: of
+        several names they go over several connections."""
         for _ in range(SETTLE_TRIES):
             if self.pending_undos:
                 self.flush_pending_undos()
-            for each in self._carriers(keys):
-                waiting.read_now(each)  # most have come by now
-            carriers = self._carriers(keys)
+            carriers = [each for each in self._carriers(request) if not self._would_deadlock(each)]
             if not carriers:
-                if not self._unsent(keys):
+                if not self._unsent(request):
                     return
                 time.sleep(UNSENT_PAUSE)
             for each in carriers:
                 last = RawCommands([(b"PING",)])
-                last.until = None if until == math.inf else until
+                last.until = request.until
                 each.execute(last, 0.0)
 
-    def _unsent(self, keys: Sequence[bytes]) -> bool:
-        """Whether another thread is about to send a release of one of these names."""
-        unconfirmed = [self.unconfirmed.get(key) for key in keys]
+    def _unsent(self, request: Request) -> bool:
+        """Whether another thread is about to send a release that the request must not overtake."""
+        unconfirmed = [self.unconfirmed.get(key) for key in request.acquires()]
         return any(each is not None and each.carrier is None for each in unconfirmed)
 
-    def _carriers(self, keys: Sequence[bytes]) -> list[Connection]:
-        """The connections over which the releases of these names go for which nobody has waited, and on which this
-        thread may wait."""
-        unconfirmed = [delivery for key in keys if (delivery := self.unconfirmed.get(key)) is not None]
+    def _carriers(self, request: Request) -> list[Connection]:
+        """The connections over which the releases go that the request must not overtake."""
+        unconfirmed = [delivery for key in request.acquires() if (delivery := self.unconfirmed.get(key)) is not None]
         carriers = [each.carrier for each in unconfirmed if isinstance(each.carrier, Connection)]
-        usable = [each for each in carriers if each.error is None and not self._would_deadlock(each)]
-        return list(dict.fromkeys(usable))
+        return list(dict.fromkeys(each for each in carriers if each.error is None))
+
+    def read_unconfirmed(self, key: bytes, listening: Connection) -> float:
+        """Take the answer to a release of this name that nobody has waited for, if it has come: a waiter that listens
+        reads another connection. What has to be sent again goes over that one. Returns when to look again."""
+        if (delivery := self.unconfirmed.get(key)) is not None:
+            carrier = delivery.carrier
+            if isinstance(carrier, Connection) and carrier is not listening and not self._would_deadlock(carrier):
+                token, time = delivery.undo.tokens[0], now()
+                if carrier.awaited[0] != token:
+                    carrier.awaited = token, time
+                waiting.read_now(carrier)
+                if key in self.unconfirmed and time >= carrier.awaited[1] + carrier.reply_timeout:
+                    carrier.fail(NoReply(f"no reply within {carrier.reply_timeout} s"))
+        if self.pending_undos and not listening.stream.half_changed():
+            self.flush_undos_over(listening)
+        return now() + UNREAD_PAUSE if key in self.unconfirmed else math.inf
 
     def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
         end_with_child(end_all)

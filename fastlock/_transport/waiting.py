@@ -60,18 +60,15 @@ def take_turn(transport: Transport) -> float:
 def wait(transport: Transport, waiter: Waiter, until: float) -> None:
     """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come. Raises ClientClosedError.
 
-    The first waiter of a queue reads what the server pushes, if no other thread does; all others are parked. Before, it
-    reads the answer to a release of the name that nobody has waited for: that came over another connection, which
-    nobody would read, and the release may have to be sent again. What joins may overtake it, as it grants the entry the
-    name (`ahead` in the model, tests/support/round_trips.py).
+    The first waiter of a queue reads what the server pushes, if no other thread does; all others are parked. It also
+    looks for the answer to a release of the name that nobody has waited for, which comes over another connection. What
+    joins may overtake such a release: that grants its entry the name (`ahead` in the model,
+    tests/support/round_trips.py).
     """
     pending: Any = None
     wake: Any = None
     connection: Any = None
     queue: Any = waiter.queue
-    if transport.unconfirmed and waiter.key in transport.unconfirmed and queue.first() is waiter and not waiter.woken:
-        threads: Any = transport
-        threads.settle((waiter.key,), until)
     at = min(clock() + RECHECK_SECONDS, until)
     with transport.queues.mutex:
         if waiter.woken and not transport.closed:
@@ -91,6 +88,9 @@ def wait(transport: Transport, waiter: Waiter, until: float) -> None:
         if transport.closed:
             raise ClientClosedError("this client was closed")
         if pending is not None:
+            if transport.unconfirmed and waiter.key in transport.unconfirmed:
+                threads: Any = transport
+                at = min(at, threads.read_unconfirmed(waiter.key, connection))
             listen(connection, pending, wake, at)
         else:
             parker.park(at)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME, SOON, two_connections, until
+from support.child_client import NAME, SOON, queued, two_connections, until
 from support.faultproxy import Armed, Fault, FaultProxy, delay, stall
 
 from fastlock._protocol import commands
@@ -134,6 +134,24 @@ async def test_a_release_that_hangs_is_sent_again_while_the_next_acquire_waits(
     job = api.start(lock.acquire)
     assert await job.get(SOON)
     assert client._transport.push_connection is listening and client.get_stats()["reconnects"] == 1
+    armed.resume()
+    await api.get(lock.release())
+    assert client.get_stats()["losses"] == 0
+
+
+@joins_at_once
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_a_waiter_hears_of_its_grant_though_the_answer_to_a_release_has_not_come(
+    api: Api, server: Server, proxy: FaultProxy, probe: redis.Redis, fair: bool
+) -> None:
+    client = api.client(proxy.url, confirm_release=False, reply_timeout=LONG)
+    theirs = api.client(server.unix_url).lock(NAME, thread_local=False)
+    lock, armed = await with_release_under_way(api, proxy, client, stall(), fair)
+    assert await api.get(theirs.acquire())
+    job = api.start(lock.acquire)
+    await queued(api, probe, 1)
+    await api.get(theirs.release())
+    assert await job.get(SOON)
     armed.resume()
     await api.get(lock.release())
     assert client.get_stats()["losses"] == 0
