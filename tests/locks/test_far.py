@@ -133,7 +133,7 @@ async def test_a_release_that_hangs_is_sent_again_while_the_next_acquire_waits(
     listening = client._transport.push_connection
     job = api.start(lock.acquire)
     assert await job.get(SOON)
-    assert client._transport.push_connection is listening and client.get_stats()["reconnects"] == 1
+    assert client._transport.connections == [listening], "the one that hangs was given up"
     armed.resume()
     await api.get(lock.release())
     assert client.get_stats()["losses"] == 0
