@@ -65,17 +65,13 @@ async def waits(api: Api, client: Any, count: int) -> None:
 
 def two_connections(client: Any) -> None:
     """One of them that is not the push connection, over which waiters listen."""
-    both = threading.Barrier(2)
-
-    def hold(number: int) -> None:
-        with client.lock(f"other:{number}", confirm_release=True):
-            both.wait(SOON)
-
-    threads = [threading.Thread(target=hold, args=(number,)) for number in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    idle = client._transport.idle
+    with client.lock("other:1", confirm_release=True):
+        pass
+    busy = idle.pop()
+    with client.lock("other:2", confirm_release=True):
+        pass
+    idle.append(busy)
 
 
 def waiters_of(lease: Any) -> Any:
