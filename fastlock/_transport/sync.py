@@ -312,9 +312,11 @@ class SyncTransport(SyncKeeping, SyncClosing):
     def _settle(self, request: Request) -> None:
         """Wait until the releases are answered that the request must not overtake, whatever has to be sent again: of
         several names they go over several connections."""
-        for _ in range(SETTLE_TRIES):
+        for tried in range(SETTLE_TRIES):
+            if tried and request.until is not None and now() >= request.until:
+                return
             if self.pending_undos:
-                self.flush_pending_undos()
+                self.flush_pending_undos(request.until, request.strict)
             carriers = [each for each in self._carriers(request) if not self._would_deadlock(each)]
             if not carriers:
                 if not self._unsent(request):
@@ -569,12 +571,12 @@ class SyncTransport(SyncKeeping, SyncClosing):
             if taken and connection.error is None:
                 self.idle.append(connection)
 
-    def flush_pending_undos(self, until: float | None = None) -> None:
+    def flush_pending_undos(self, until: float | None = None, strict: bool = True) -> None:
         """Send the pending undos now, if the server can be reached: a caller that was interrupted may never use this
-        client again. until: when a new connection must have come up; None: within CLOSE_SECONDS."""
+        client again. until, strict: as of `_get_connection`; without `until` a new one gets CLOSE_SECONDS."""
         if self.pending_undos and self.ever_connected:
             try:
-                connection, owner = self._get_connection(now() if until is None else until, until is not None)
+                connection, owner = self._get_connection(now() if until is None else until, strict and until is not None)
                 try:
                     if not connection.stream.half_changed():  # else they go with the next request
                         self.flush_undos_over(connection)

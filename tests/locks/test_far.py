@@ -13,7 +13,7 @@ from support.faultproxy import Armed, Fault, FaultProxy, delay, stall
 from fastlock._protocol import commands
 from fastlock._protocol.local_queue import JOINS
 from fastlock._protocol.moments import FAR_SECONDS
-from fastlock._transport import waiting
+from fastlock._transport import sync, waiting
 from fastlock.embedded import Server
 
 NEAR, FAR = FAR_SECONDS / 2, FAR_SECONDS * 5
@@ -155,3 +155,21 @@ async def test_a_waiter_hears_of_its_grant_though_the_answer_to_a_release_has_no
     armed.resume()
     await api.get(lock.release())
     assert client.get_stats()["losses"] == 0
+
+
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_several_names_do_not_wait_again_and_again_for_a_server_that_hangs(
+    api: Api, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = api.client(proxy.url, confirm_release=False)
+    async with api.within(client.lock(NAME)):
+        armed = proxy.arm(stall("request"), after=commands.HAND_OVER_LUA.sha, times=1)
+    await until(api, lambda: armed.fired, "the release")
+    hung = proxy.arm(stall("request"), new_only=True)
+    proxy.cut()
+    monkeypatch.setattr(sync, "CLOSE_SECONDS", 0.1)
+    before = proxy.accepted
+    with pytest.raises(redis.exceptions.TimeoutError):
+        await api.get(client.multi_lock([NAME, "other"], blocking_timeout=0.05).acquire())
+    assert proxy.accepted - before <= 2, "one to send the release again, and one to acquire"
+    hung.resume()
