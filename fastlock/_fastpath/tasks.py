@@ -164,7 +164,9 @@ def _post_release(lock: BaseLock, stream: TaskStream, lease: Lease) -> bool:
     if not made_here(lease._raw_token):
         return False
     lease._posted = True
-    posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._latest_end())
+    lease._releases += 1
+    lease._lost_end = lease._latest_end()
+    posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._lost_end)
     template = hand_over_template(connection.transport.impl.Template, lease._key)
     stream.request(template, posted, b"", lease._raw_token, 0)
     transport.unconfirmed[lease._key] = posted  # now: no reply comes before the loop runs again
@@ -224,6 +226,7 @@ async def aio_release(
             return
         wakeup = Wakeup().arm(stream.wakeups)
         sent = now()
+        lease._releases += 1
         stream.release(stream.templates[Opcode.RELEASE], wakeup, lease._key, lease._raw_token)
         sent = stream.sent
         answer = await wakeup
@@ -231,6 +234,7 @@ async def aio_release(
             lock._released(owner, lease)
             return
         op, sent = _as_sent(LockRelease(lock, lease), stream.connection, sent), 0.0
+        lease._releases -= 1  # of the two it counts as one
         answer = Answer.ASK_SERVER if answer is None else answer
         await transport.release(lock, owner, op, answer, leaving, error)
     except BaseException as caught:

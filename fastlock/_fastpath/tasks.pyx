@@ -432,7 +432,9 @@ cdef bint _post_release(BaseLock lock, TaskStream stream, Lease lease) except -1
     if lease._posted or lease._release_unknown or clock() >= lease._deadline or not made_here(lease._raw_token):
         return False
     lease._posted = True
-    posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._latest_end())
+    lease._releases += 1
+    lease._lost_end = lease._latest_end()
+    posted = PostedRelease(transport, connection, lease, lock._on_lost, lease._lost_end)
     template = hand_over_template(connection.transport.impl.Template, lease._key)
     stream.request(template, posted, b"", lease._raw_token, 0)
     transport.unconfirmed[lease._key] = posted  # now: no reply comes before the loop runs again
@@ -503,6 +505,7 @@ cdef class _Release(_Awaitable):
         self.stream = stream
         self.lease = lease
         self.arm(<Waker>stream.wakeups)
+        lease._releases += 1
         stream.release(<Template>stream.templates[RELEASE], self, lease._key, lease._raw_token)
         self.sent = stream.sent
 
@@ -511,7 +514,9 @@ cdef class _Release(_Awaitable):
             self.lock._released(self.owner, self.lease)
         else:
             answer = ASK_SERVER if answer is None else answer
-            self._hand_on(_as_sent(self._op(), self.stream.connection, self.sent), answer)
+            op = _as_sent(self._op(), self.stream.connection, self.sent)
+            self.lease._releases -= 1  # of the two it counts as one
+            self._hand_on(op, answer)
 
     cdef _op(self):
         return LockRelease(self.lock, self.lease)

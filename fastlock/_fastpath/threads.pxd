@@ -35,6 +35,7 @@ cdef Lease _at_hand(BaseLock lock)
 cdef _ask(Transport transport, connection, Py_ssize_t opcode, bytes key, bytes token, long long ms, limit)
 
 cdef _as_sent(op, connection, double sent)
+cdef _sent_release(BaseLock lock, Lease lease, bint contended, connection, double sent)
 
 
 @cython.locals(transport=Transport, queue=LocalQueue, parker=Parker, until=double, lease=Lease)

@@ -315,13 +315,14 @@ def release(lock: BaseLock) -> None:
             if lock.confirm_release or not _posted(lock, owner, lease, sent):
                 transport.run(new_release(lock, lease, contended), told)
             return
+        lease._releases += 1
         try:
             if contended:
                 answer = send_hand_over(transport, connection, lease._key, lease._raw_token)
             else:
                 answer = _ask(transport, connection, _RELEASE, lease._key, lease._raw_token, 0, None)
         except BaseException as error:
-            op = _as_sent(new_release(lock, lease, contended), connection, sent)
+            op = _sent_release(lock, lease, contended, connection, sent)
             answer = connection.classify_error(op.request, error)
         finally:
             if connection.error is None:
@@ -330,7 +331,7 @@ def release(lock: BaseLock) -> None:
             lock._released(owner, lease)
             return
         if op is None:
-            op = _as_sent(new_release(lock, lease, contended), connection, sent)
+            op = _sent_release(lock, lease, contended, connection, sent)
             if contended and answer is not connection.busy:
                 answer = [answer]
         transport.run(op, told if answer is _RETRY_ELSEWHERE or answer is connection.busy else answer)
@@ -361,8 +362,11 @@ def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:
         if connection.stream.pending >= MOST_UNREAD or not connection.stream.usable() or lease._posted:
             return False
         lease._posted = True  # no call since the check: of two threads that release it one waits
+        lease._releases += 1
+        lease._lost_end = lease._latest_end()
         if not post_release(transport, connection, lease, lock._on_lost):
             lease._posted = False
+            lease._releases -= 1
             return False
     finally:
         if connection.error is None:
@@ -374,6 +378,13 @@ def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:
 def not_releasable(lease: Lease) -> bool:
     """Whether the caller cannot release the lease: it is the parent process's, or was released already."""
     return is_inherited(lease) or lease._deadline == _ENDED
+
+
+def _sent_release(lock: BaseLock, lease: Lease, contended: bool, connection: Connection, sent: float) -> Any:
+    """The release that the fast path has sent, as the protocol's operation would have sent it."""
+    op = _as_sent(new_release(lock, lease, contended), connection, sent)
+    lease._releases -= 1  # of the two it counts as one
+    return op
 
 
 def new_release(lock: BaseLock, lease: Lease, contended: bool) -> LockRelease:

@@ -587,10 +587,10 @@ class LockRelease(Release):
         ):
             return None
         if lease._posted:  # by another thread, at the same time
-            lease._beside = True
             return None
         lease._posted = True  # no call since the check: of two threads that release it one waits
-        return UnconfirmedRelease(lease, lock._on_lost, clock, told, lease._latest_end())
+        lease._lost_end = lease._latest_end()
+        return UnconfirmedRelease(lease, lock._on_lost, clock, told, lease._lost_end)
 
     def posted(self) -> Literal[True]:
         self.lock._drop_lease(self.lease)
@@ -603,13 +603,15 @@ class LockRelease(Release):
         found = deletes and type(self.request) is HandOver and was_mine and not self.lease._release_unknown
         if found and queues.far():  # somebody waits: the next acquire joins, and its release is a script at once
             queues.expect(lock._key, True)
+        lock._transport.stats.recovered += was_mine and self.lease._release_unknown
+        if not was_mine and self.lease._left_to_another():
+            raise lock._lost("release")
         # Released by somebody else meanwhile, or reported as lost before
-        known = self.lease._deadline == ENDED or self.lease._posted or self.lease._loss_reported()
+        known = (self.lease._deadline == ENDED and not self.lease._posted) or self.lease._loss_reported()
         if not (was_mine or known):
             self.lease._found_lost(clock())
         lock._drop_lease(self.lease)
         self.lease._deadline, self.lease._confirmation = ENDED, None
-        lock._transport.stats.recovered += was_mine and self.lease._release_unknown
         if not was_mine:
             raise lock._lost("release", found=not known)
         return True

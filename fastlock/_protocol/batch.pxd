@@ -24,7 +24,7 @@ cpdef list owned(leases, list given)
 cpdef tuple keys_and_tokens(list leases)
 
 
-@cython.locals(left=cython.Py_ssize_t, i=cython.Py_ssize_t, lease=Lease)
+@cython.locals(begun=list, i=cython.Py_ssize_t, lease=Lease)
 cpdef list unended(list leases, list at)
 
 

@@ -73,12 +73,14 @@ def owned(leases: Iterable[Any], given: list[Any]) -> list[Lease]:
 
 
 def unended(leases: list[Any], at: list[int]) -> list[int]:
-    """The indexes, out of `at`, of leases that were not released yet."""
-    left = len(at)
+    """The indexes, out of `at`, of leases that were not released yet, and of which a release begins now."""
+    begun: list[int] = []
     for i in at:
         lease = leases[i]
-        left -= lease._deadline == _ENDED
-    return at if left == len(at) else [i for i in at if leases[i]._deadline != _ENDED]
+        if lease._deadline != _ENDED:
+            lease._releases += 1
+            begun.append(i)
+    return begun
 
 
 def reported(leases: list[Any]) -> tuple[list[Any], list[int]]:
@@ -99,8 +101,8 @@ def unreported(leases: list[Any], released: list[bool]) -> None:
     """Note which leases a release_many has released that fails now, for a later one to report."""
     for i, lease in enumerate(leases):
         lease._unreported = released[i]
-        if not (released[i] or lease._posted):  # it is as if this had not begun
-            lease._beside = False
+        if released[i] is False and lease._releases > 0:  # it is as if this had not begun
+            lease._releases -= 1
 
 
 def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
@@ -108,7 +110,7 @@ def keys_and_tokens(leases: list[Any]) -> tuple[list[bytes], list[bytes]]:
     keys: list[bytes] = []
     tokens: list[bytes] = []
     for lease in leases:
-        lease._releasing = lease._beside = True
+        lease._releasing = True
         keys.append(lease._key)
         tokens.append(lease._raw_token)
     return keys, tokens

@@ -238,9 +238,6 @@ def _send_releases(request: Request, leases: list[Lease]) -> Steps[Any]:
         if sent and (broke or not answered):
             for lease in leases:
                 lease._note_unknown_release(request.sent)
-        elif not sent:
-            for lease in leases:  # another release, that nobody waits for, cannot find the work of this one
-                lease._beside = False
     return answers
 
 
@@ -250,8 +247,6 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotte
     loads = commands.HAND_OVER_LUA.loads if forgotten else []
     request = RawCommands([*loads, *(commands.hand_over(lease._key, lease._raw_token) for lease in leases)])
     request.allowed_after_close = True
-    for lease in leases:  # again: the batch may not have been sent
-        lease._beside = True
     answers = yield from _send_releases(request, leases)
     if type(answers) is list:
         answers = answers[len(loads) :]
@@ -262,11 +257,13 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotte
         else:  # the answer was lost, or is an error: a release of its own finds out the outcome
             again = Release(lease)
             again.hand_over()
-            lease._beside = True
             released[i] = yield from again.continue_from((yield again.request), clock)
+            lease._releases -= 1  # of the two it counts as one
         # After the answers: another thread may have released it meanwhile, or is about to hear that it has
-        known = lease._deadline == ENDED or lease._posted
-        released[i] = released[i] or (None if known else False)
+        if not released[i] and lease._left_to_another():
+            released[i] = None
+            continue
+        released[i] = released[i] or (None if lease._deadline == ENDED and not lease._posted else False)
         if released[i] is False:
             lease._found_lost(clock())
         lease._end()

@@ -12,13 +12,14 @@ cdef class Lease:
     cdef public bytes _key, _raw_token
     cdef public double _deadline, _since, _lost_end
     cdef public flag _contended, _token_read, _expiry_unknown, _releasing, _release_unknown, _unreported
-    cdef public flag _beside, _posted
+    cdef public flag _posted
     cdef public short _extensions
-    cdef public int _extensions_begun, _depth, _reads
+    cdef public int _extensions_begun, _depth, _reads, _releases
     cdef public object _renewal, _confirmation
     cdef public tuple _stale_sessions
     cdef long _generation
     cpdef _read_confirmation(self)
+    cpdef bint _left_to_another(self)
     cdef object __weakref__
 
 

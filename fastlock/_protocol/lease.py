@@ -49,7 +49,7 @@ class Lease:
     __slots__ = (
         *("_name", "_key", "_raw_token", "_deadline", "_fence", "_contended", "_token_read", "_expiry_unknown"),
         *("_release_unknown", "_stale_sessions", "_extensions", "_extensions_begun", "_releasing", "_unreported"),
-        *("_depth", "_reads", "_since", "_beside", "_posted", "_confirmation", "_lost_end"),
+        *("_depth", "_reads", "_since", "_releases", "_posted", "_confirmation", "_lost_end"),
         *("_generation", "_renewal", "__weakref__"),
     )
 
@@ -65,11 +65,11 @@ class Lease:
         self._extensions = 0  # extensions under way: by its token, so that they would count for the next holder, too
         self._extensions_begun = 0  # extensions so far
         self._releasing = False  # whether a release of it was begun
-        self._beside = False  # whether another release of it was begun, beside one that nobody waits for
+        self._releases = 0  # releases of it that were begun, but those that found nothing to release, or failed
         self._posted = False  # whether a release of it was sent that nobody waits for, or is about to be
         self._unreported = False  # whether it was released by a `release_many` that failed for others
         self._release_unknown = False  # whether a release was sent, its reply lost: a missing key may be its work
-        self._lost_end = ENDED  # when it was found lost, or would have ended before
+        self._lost_end = ENDED  # when it was found lost, or would have ended before; or as a release was posted
         self._stale_sessions: tuple[Any, ...] = ()  # sessions that broke with an extension in flight, not ended yet
         self._generation = generation()  # a forked child owns nothing that its parent acquired
         self._depth = 1  # acquires of it that were not released: more than 1 of a reentrant lock
@@ -143,6 +143,14 @@ class Lease:
         if self._renewal is not None:
             self._renewal.found_lost()
 
+    def _left_to_another(self) -> bool:
+        """Whether it is left to another release of it to tell a loss, as this one has found nothing to release: to one
+        that may have released it, or whose answer is still to come; the last of several tells."""
+        if self._releases > 1:  # no call from here to the change, in which another thread could do the same
+            self._releases -= 1
+            return True
+        return False
+
     def _loss_reported(self) -> bool:
         """Whether who renews it has counted and logged its loss."""
         return self._renewal is not None and self._renewal.reported is True
@@ -196,7 +204,7 @@ class Lease:
         self._release_unknown, self._expiry_unknown, self._stale_sessions, ownerless, booted, end = state[6:]
         self._generation = -1 if ownerless else generation()
         self._token_read, self._unreported, self._releasing = True, False, False
-        self._beside = self._posted = False
+        self._releases, self._posted = 0, False
         self._lost_end = ENDED
         self._extensions, self._extensions_begun, self._renewal = 0, 0, None
         self._depth, self._reads, self._since, self._confirmation = 1, 0, 0.0, None

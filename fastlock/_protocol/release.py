@@ -67,6 +67,7 @@ class Release(Operation[bool]):
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         lease._releasing = True
+        lease._releases += 1
         scripted = lease._contended or commands.is_shared(lease._raw_token)
         self.request = HandOver(lease) if scripted else PlainRelease(lease)
 
@@ -166,7 +167,7 @@ class Release(Operation[bool]):
         """As `_undo_if_unknown`, for a release that raises."""
         undo = self._undo_if_unknown(retry)
         if undo is None:  # nothing of it can have released, so that no other one can find its work
-            self.lease._beside = False
+            self.lease._releases -= 1
         return undo
 
     def _undo_if_unknown(self, retry: RetryState) -> Undo | None:
@@ -181,7 +182,6 @@ def undo_of(lease: Lease, sent: float, stale: tuple[Session, ...]) -> Undo:
     """What carries out the release of a lease, which was sent then (0: was not sent), for a caller that is gone."""
     if lease._deadline == ENDED:  # another holds the name now, by the same token
         return Undo([], [], stale)
-    lease._beside = True
     lease._note_unknown_release(sent)  # a repeated release may find the key deleted by this undo
     return Undo([lease._key], [lease._raw_token], stale)
 

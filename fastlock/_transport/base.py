@@ -98,8 +98,7 @@ class Transport:
         unconfirmed = op.unwaited(now, self.release_told)
         if unconfirmed is None or self.post_unconfirmed(unconfirmed):
             return unconfirmed is not None
-        # It is waited for, and another one may be posted meanwhile, which finds the work of this one
-        unconfirmed.lease._posted, unconfirmed.lease._beside = False, True
+        unconfirmed.lease._posted = False  # it is waited for
         return False
 
     def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
@@ -147,12 +146,13 @@ class Transport:
         if released or released is None:
             self.stats.recovered += bool(released) and unconfirmed.sends > 1
             return
-        if unconfirmed.lease._beside or unconfirmed.lease._loss_reported():
-            return  # another release of it tells what it found, or who renewed it has told
+        lease = unconfirmed.lease
+        if lease._left_to_another() or lease._release_unknown or lease._loss_reported():
+            return  # another release of it has released it, or tells what it finds, or who renewed it has told
         self.stats.losses += 1
-        warn_of_loss(unconfirmed.lease.name, "keep" if type(unconfirmed) is KeptRelease else "release")
+        warn_of_loss(lease.name, "keep" if type(unconfirmed) is KeptRelease else "release")
         if unconfirmed.on_lost is not None:
-            self.call_apart(unconfirmed.on_lost, unconfirmed.lease)
+            self.call_apart(unconfirmed.on_lost, lease)
 
     def unheard(self) -> list[UnconfirmedRelease]:
         """The releases that nobody waited for, also of kept leases, of which it is not known what became of them."""
@@ -210,12 +210,12 @@ class Transport:
             # No call since the check: of two threads one releases it; nor before it is noted: the other one, which
             # acquires the name, must find it
             lease._posted = True
+            lease._releases += 1
             self.unconfirmed[lease._key] = delivery
             try:
                 (send or self.deliver)(delivery)
             except BaseException:  # a signal handler's: it is released later, once more if it was sent
                 self.unconfirmed.pop(lease._key, None)
-                lease._beside = True  # what that finds is no loss
                 lease._posted, self.queues.next_lapse = False, 0.0
                 raise
             self.queues.released(lease)

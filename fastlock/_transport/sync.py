@@ -576,7 +576,9 @@ class SyncTransport(SyncKeeping, SyncClosing):
         client again. until, strict: as of `_get_connection`; without `until` a new one gets CLOSE_SECONDS."""
         if self.pending_undos and self.ever_connected:
             try:
-                connection, owner = self._get_connection(now() if until is None else until, strict and until is not None)
+                connection, owner = self._get_connection(
+                    now() if until is None else until, strict and until is not None
+                )
                 try:
                     if not connection.stream.half_changed():  # else they go with the next request
                         self.flush_undos_over(connection)

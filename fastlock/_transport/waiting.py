@@ -249,7 +249,7 @@ def send_hand_over(transport: Transport, connection: Connection, key: bytes, tok
 
 def post_release(transport: Transport, connection: Connection, lease: Lease, on_lost: Any) -> bool:
     """Send a release that nobody waits for. False: it was not sent, as the connection is broken."""
-    posted = PostedRelease(transport, connection, lease, on_lost, lease._latest_end())
+    posted = PostedRelease(transport, connection, lease, on_lost, lease._lost_end)
     template = _cached(transport, lease._key, connection, hand_over, ())
     with connection.mutex:  # or who fails the connection would not find it
         if connection.error is not None:

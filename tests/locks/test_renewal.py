@@ -255,6 +255,42 @@ async def test_leases_released_in_a_batch_are_renewed_no_more(api: Api, server: 
     assert not client._transport.renewals.added
 
 
+@threads_only
+@one_server
+@pytest.mark.parametrize("lost", [False, True], ids=["held", "lost"])
+@pytest.mark.parametrize("first", ["release", "release_many"])
+async def test_of_two_releases_at_the_same_time_the_last_to_be_answered_tells_a_loss(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, first: str, lost: bool
+) -> None:
+    client, told = api.client(proxy.url), []
+    lock = renewing(client, timeout=60, thread_local=False, on_lost=told.append)
+    lease = await api.enter(lock)
+    if lost:
+        probe.delete(NAME)
+    calls = {"release": lock.release, "release_many": lambda: client.release_many([lease])[0]}
+    armed = proxy.arm(stall(), command="DELIFEQ", times=1)
+    slow = api.start(calls.pop(first))
+    await until(api, lambda: armed.fired, "the first release")
+    ((second, call),) = calls.items()
+    if second == "release":
+        with pytest.raises(fastlock.LockNotOwnedError):
+            call()
+    else:
+        assert call() is False
+    assert not (lease.lost.is_set() or told or client.get_stats()["losses"])
+    armed.resume()
+    if first == "release_many":
+        assert await slow.get() is not lost
+    elif lost:
+        with pytest.raises(fastlock.LockNotOwnedError):
+            await slow.get()
+    else:
+        await slow.get()
+    client.close()
+    assert lease.lost.is_set() is lost
+    assert len(told) == client.get_stats()["losses"] == lost
+
+
 async def test_the_next_holder_within_the_client_is_renewed_on(
     api: Api, server: Server, probe: redis.Redis, often: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

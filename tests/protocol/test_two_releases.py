@@ -48,7 +48,7 @@ def test_a_reply_may_be_lost_after_the_other_one_has_found_the_lease_gone(clock:
         return lost()
 
     assert run_steps(clock, Release(lease), other, 0, [0]).outcome is True
-    assert found == [[False]]
+    assert found == [[None]] and lease._lost_end == ENDED, "which is not known to be a loss"
 
 
 def test_a_reply_of_a_batch_may_be_lost_after_that(clock: Clock) -> None:
@@ -72,40 +72,86 @@ def test_a_batch_that_asks_again_may_find_the_work_of_one_that_has_ended_meanwhi
     assert run_steps(clock, in_a_batch(clock, lease), [0], [error("NOSCRIPT")], other).outcome == [None]
 
 
+def begun(lease: Lease) -> None:
+    """Note that another thread has posted a release of it, for whose reply nobody waits."""
+    lease._posted, lease._deadline, lease._lost_end = True, ENDED, lease._deadline
+    lease._releases += 1
+
+
+def tells_loss(lease: Lease) -> bool:
+    """Whether a release that nobody waits for tells a loss now, as it has found nothing to release."""
+    return not (lease._left_to_another() or lease._release_unknown)
+
+
 def test_a_batch_may_find_the_work_of_one_that_nobody_waits_for(clock: Clock) -> None:
     lease = lease_of(clock)
-    lease._posted = True  # by another thread, which has not noted yet that it was written
-    assert run_steps(clock, in_a_batch(clock, lease), [0], [0]).outcome == [None]
-    assert lease._lost_end == ENDED
+
+    def other(_: object) -> list[int]:
+        begun(lease)
+        return [0]
+
+    assert run_steps(clock, in_a_batch(clock, lease), other, [0]).outcome == [None]
+    assert tells_loss(lease), "the last one does"
 
 
 @pytest.mark.parametrize("first", [lost(sent=False), [error("NOSCRIPT")]])
 def test_one_that_nobody_waits_for_may_find_what_a_batch_sends_later(clock: Clock, first: object) -> None:
-    lease, beside = lease_of(clock), []
+    lease, told = lease_of(clock), []
 
     def sent(_: object) -> list[int]:
-        beside.append(lease._beside)
+        begun(lease)
+        told.append(tells_loss(lease))
         return [1]
 
     answers = [[0], first] if isinstance(first, list) else [first]
     assert run_steps(clock, in_a_batch(clock, lease), *answers, sent).outcome == [True]
-    assert beside == [True]
+    assert told == [False]
 
 
-def test_one_that_could_not_be_posted_may_be_found_by_one_that_is() -> None:
+def test_the_last_of_two_tells_what_both_have_found(clock: Clock) -> None:
+    lease, told = lease_of(clock), []
+
+    def sent(_: object) -> list[int]:
+        begun(lease)
+        told.append(tells_loss(lease))
+        return [0]
+
+    assert run_steps(clock, in_a_batch(clock, lease), [0], sent).outcome == [False]
+    assert told == [False]
+
+
+@pytest.mark.parametrize("is_mine", [0, 1])
+def test_of_two_that_are_waited_for_one_tells(clock: Clock, is_mine: int) -> None:
+    lease, found = lease_of(clock), []
+
+    def other(_: object) -> int:
+        found.append(run_steps(clock, in_a_batch(clock, lease), [0], [0]).outcome)
+        return is_mine
+
+    assert run_steps(clock, Release(lease), other, *([] if is_mine else [[0]])).outcome is bool(is_mine)
+    assert found == [[None]] and lease._deadline != ENDED, "it goes on until the first one ends it"
+    assert not lease._left_to_another()
+
+
+def test_one_that_could_not_be_posted_counts_once() -> None:
     client = fastlock.Client(port=1, confirm_release=False)  # it never connects
     lock = client.lock("name", thread_local=False)
     lock._leases[None] = lease = Lease("name", b"name", new_token(), now() + 10)
     assert client._transport.posted(lock._new_release()) is False
-    assert lease._beside and not lease._posted
+    assert lease._releases == 1 and not lease._posted
 
 
 @pytest.mark.parametrize("sent", [True, False])
 def test_a_release_that_failed_is_none_that_another_can_have_found(clock: Clock, sent: bool) -> None:
     lease = lease_of(clock)
-    lease._beside = True  # as it was to be posted, and could not
-    ran = run_steps(clock, Release(lease), lost(sent=sent, final=True))
-    assert isinstance(ran.raised, ConnectionError) and lease._beside is sent
+
+    def posted(_: object) -> Any:
+        clock.go(0.001)
+        begun(lease)
+        return lost(sent=sent, final=True)
+
+    ran = run_steps(clock, Release(lease), posted)
+    assert isinstance(ran.raised, ConnectionError) and tells_loss(lease) is not sent
 
 
 def test_what_was_sent_after_the_lease_was_found_lost_has_not_released_it(clock: Clock) -> None:
@@ -135,20 +181,30 @@ def test_one_that_nobody_waits_for_is_no_loss_if_a_batch_was_cancelled_after_it_
     lease = lease_of(clock)
 
     def posted(_: object) -> Raise:
-        assert lease._beside
-        lease._posted, lease._deadline = True, ENDED  # as a release does for whose reply nobody waits
+        begun(lease)
         return Raise(error)
 
     assert run_steps(clock, in_a_batch(clock, lease), posted).raised is error
-    assert lease._beside, "so that the posted one is not told as a loss: the batch has released it"
+    assert not tells_loss(lease), "the batch has released it"
 
 
 def test_one_that_nobody_waits_for_is_a_loss_if_the_batch_beside_it_was_never_sent(clock: Clock) -> None:
     lease = lease_of(clock)
 
     def posted(_: object) -> Any:
-        lease._posted, lease._deadline = True, ENDED
+        begun(lease)
         return lost(sent=False, final=True)
 
     run_steps(clock, in_a_batch(clock, lease), posted, lost(sent=False, final=True), lost(sent=False, final=True))
-    assert not lease._beside
+    assert tells_loss(lease)
+
+
+def test_one_that_nobody_waits_for_is_no_loss_if_the_batch_failed_once_its_reply_was_lost(clock: Clock) -> None:
+    lease = lease_of(clock)
+
+    def posted(_: object) -> Any:
+        begun(lease)
+        return lost()
+
+    run_steps(clock, in_a_batch(clock, lease), posted, lost(sent=False, final=True), lost(sent=False, final=True))
+    assert not tells_loss(lease)
