@@ -12,8 +12,8 @@ from fastlock._transport.owners cimport thread_owner
 from fastlock._transport.parker cimport Parker, check_signals, clock, enqueue, popped
 from fastlock._transport.parker cimport release as release_locally
 from fastlock._transport.waiting cimport (
-    idle_connections, park, post_confirmation, post_release, push_connection_of, read_confirmation, send_command,
-    send_enter, send_hand_over, spin_seconds, take_turn, wait,
+    idle_connections, park, post_confirmation, post_release, push_connection_of, read_confirmation, read_now,
+    send_command, send_enter, send_hand_over, spin_seconds, take_turn, wait,
 )
 
 cdef double _INFINITE, _ENDED, _LAST_TRY_SECONDS

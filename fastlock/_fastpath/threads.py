@@ -34,6 +34,7 @@ from fastlock._transport.waiting import (
     post_release,
     push_connection_of,
     read_confirmation,
+    read_now,
     send_command,
     send_enter,
     send_hand_over,
@@ -359,6 +360,8 @@ def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:
         # Without the script the server refuses it, and nobody may read that; others may listen on the push connection
         if not connection.knows_release or connection is transport.push_connection or not made_here(lease._raw_token):
             return False
+        if connection.stream.pending:  # of earlier releases: they are told, and sent again, no later than this one
+            read_now(connection)
         if connection.stream.pending >= MOST_UNREAD or not connection.stream.usable() or lease._posted:
             return False
         lease._posted = True  # no call since the check: of two threads that release it one waits

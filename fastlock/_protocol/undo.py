@@ -98,7 +98,7 @@ class UnconfirmedRelease(Undo):
     ends by itself.
     """
 
-    __slots__ = ("_call", "_clock", "_told", "end", "lease", "on_lost", "sends")
+    __slots__ = ("_call", "_clock", "_told", "end", "lease", "on_lost", "refused", "sends")
     purpose = Purpose("release a lock", (commands.HAND_OVER_LUA,))
 
     def __init__(
@@ -113,6 +113,7 @@ class UnconfirmedRelease(Undo):
         self.lease = lease
         self.on_lost = on_lost  # called with the lease, if it was lost
         self.sends = 0
+        self.refused = 0  # how many of them the server had no script for
         self._call = commands.hand_over(lease._key, lease._raw_token)
         self.end = end  # when the lease ends
         self._clock = clock
@@ -130,10 +131,15 @@ class UnconfirmedRelease(Undo):
     def unfinished(self, replies: list[object], again: bool) -> tuple[Undo, Exception] | None:
         reply = replies[-1]
         if isinstance(reply, Exception):
+            self.refused += str(reply).startswith("NOSCRIPT")
             return self, reply
-        # An earlier send, whose reply was lost, may have released it
-        self._told(self, None if reply == b"PONG" else reply != 0 or self.sends > 1)
+        self._told(self, None if reply == b"PONG" else reply != 0 or self.maybe_earlier)
         return None
+
+    @property
+    def maybe_earlier(self) -> bool:
+        """Whether an earlier send, whose reply was lost, may have released it."""
+        return self.sends - self.refused > 1
 
     def given_up(self) -> None:
         self._told(self, None)

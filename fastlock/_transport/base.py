@@ -144,7 +144,7 @@ class Transport:
                 self.resent.clear()
             self.resent[key] = unconfirmed.tokens[0]
         if released or released is None:
-            self.stats.recovered += bool(released) and unconfirmed.sends > 1
+            self.stats.recovered += bool(released) and unconfirmed.maybe_earlier
             return
         lease = unconfirmed.lease
         if lease._left_to_another() or lease._release_unknown or lease._loss_reported():

@@ -13,6 +13,7 @@ cdef class PostedRelease(Posted):
     cdef readonly Lease lease
     cdef readonly bytes key
     cdef readonly double end
+    cdef public double awaited
 
 
 cdef class PostedConfirmation(Posted):

@@ -42,7 +42,7 @@ class PostedRelease(Posted):
     """A release of `lease` that was sent over the connection `carrier`: the pending reply to it, which is among the
     transport's `unconfirmed` releases."""
 
-    __slots__ = ("end", "key", "lease", "on_lost", "transport")
+    __slots__ = ("awaited", "end", "key", "lease", "on_lost", "transport")
 
     def __init__(
         self, transport: Any, carrier: Any, lease: Lease, on_lost: Callable[[Lease], object] | None, end: float
@@ -53,6 +53,7 @@ class PostedRelease(Posted):
         self.key = lease._key
         self.on_lost = on_lost
         self.end = end  # when the lease ends: until then it is sent again
+        self.awaited = 0.0  # as of an UndoDelivery
 
     @property
     def undo(self) -> UnconfirmedRelease:

@@ -56,7 +56,6 @@ from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, INSERT, P
 
 T = TypeVar("T")
 UNSENT_PAUSE = 0.0002  # seconds in which another thread gets to send what it is about to send
-UNREAD_PAUSE = 0.02  # seconds after which a waiter looks again for an answer that has not come
 _WITHIN = (
     "this thread waits for a reply on the only connection that could be used, and would wait for itself: a lock that is"
     " used in a handler of signals needs max_connections of 2 or more, and to be free"
@@ -338,21 +337,18 @@ class SyncTransport(SyncKeeping, SyncClosing):
         carriers = [each.carrier for each in unconfirmed if isinstance(each.carrier, Connection)]
         return list(dict.fromkeys(each for each in carriers if each.error is None))
 
-    def read_unconfirmed(self, key: bytes, listening: Connection) -> float:
-        """Take the answer to a release of this name that nobody has waited for, if it has come: a waiter that listens
-        reads another connection. What has to be sent again goes over that one. Returns when to look again."""
-        if (delivery := self.unconfirmed.get(key)) is not None:
-            carrier = delivery.carrier
-            if isinstance(carrier, Connection) and carrier is not listening and not self._would_deadlock(carrier):
-                token, time = delivery.undo.tokens[0], now()
-                if carrier.awaited[0] != token:
-                    carrier.awaited = token, time
-                waiting.read_now(carrier)
-                if key in self.unconfirmed and time >= carrier.awaited[1] + carrier.reply_timeout:
-                    carrier.fail(NoReply(f"no reply within {carrier.reply_timeout} s"))
-        if self.pending_undos and not listening.stream.half_changed():
-            self.flush_undos_over(listening)
-        return now() + UNREAD_PAUSE if key in self.unconfirmed else math.inf
+    def read_unconfirmed(self, key: bytes) -> None:
+        """Take the answer to a release of this name that nobody has waited for, if it has come: a waiter reads another
+        connection. One that does not come within `reply_timeout` ends its connection."""
+        delivery = self.unconfirmed.get(key)
+        carrier = None if delivery is None else delivery.carrier
+        if delivery is None or not isinstance(carrier, Connection) or self._would_deadlock(carrier):
+            return
+        time = now()
+        delivery.awaited = since = delivery.awaited or time
+        has_read = waiting.read_now(carrier)
+        if has_read and self.unconfirmed.get(key) is delivery and time >= since + carrier.reply_timeout:
+            carrier.fail(NoReply(f"no reply within {carrier.reply_timeout} s"))
 
     def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
         end_with_child(end_all)
@@ -371,6 +367,8 @@ class SyncTransport(SyncKeeping, SyncClosing):
             if not connection.stream.usable():  # what is sent over it is not executed, and nobody would tell of a loss
                 connection.fail(UnsolicitedData("the server closed the connection"))
                 return False
+            if connection.stream.pending:  # of earlier releases: they are told, and sent again, no later than this one
+                waiting.read_now(connection)
             if self.pending_undos:
                 self.flush_undos_over(connection)
             return self.post_over(connection, unconfirmed)
@@ -553,7 +551,8 @@ class SyncTransport(SyncKeeping, SyncClosing):
 
     def _post(self, connection: Connection, delivery: UndoDelivery) -> None:
         """Send an undo over a connection, which no signal handler takes for idle meanwhile."""
-        if connection.stream.half_changed():  # the caller is a handler, and who has the connection's mutex waits for it
+        # The caller is a handler, and who has the connection's mutex may wait for what it has interrupted
+        if connection.stream.half_changed() or self._mutex._is_owned():
             self.defer(delivery)
             return
         taken = False

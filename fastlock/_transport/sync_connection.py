@@ -47,8 +47,6 @@ class Connection:
         self.mutex = native.RLock()  # so that no undo is written to a connection that has just failed
         self.subscribed = False  # whether push messages come on this connection
         self.knows_release = False  # as of a `Carrier`
-        # The token of a release that nobody has waited for and for whose answer a waiter looks here, and since when
-        self.awaited = b"", 0.0
         self.last = False  # whether it sends the undos of a closed client; what it cannot send stays pending
         self.in_flight: list[Any] | None = None  # pending replies when the connection broke
         self.failed = False  # whether all that waited for a reply were told that the connection broke

@@ -44,19 +44,20 @@ class Deferrer(Protocol):
 class UndoDelivery:
     """One undo on its way to the server."""
 
-    __slots__ = ("__weakref__", "again", "carrier", "refusals", "reply", "stale", "undo")
+    __slots__ = ("__weakref__", "again", "awaited", "carrier", "refusals", "reply", "stale", "undo")
 
     def __init__(self, undo: Undo) -> None:
         self.undo = undo.untied()  # it must not keep a connection alive that is gone
         self.stale = undo.stale  # sessions to be ended before it is sent, as of a Request
         self.again = False  # whether it is sent again: behind its scripts, which the server may have forgotten
         self.refusals = 0  # error replies to it
+        self.awaited = 0.0  # since when somebody looks for its reply, on the clock `now`; 0: nobody does
         self.carrier: Carrier | None = None  # the connection over which it was sent
         self.reply: UndoReply | None = None  # the pending reply to its latest send
 
     def calls(self, carrier: Carrier) -> list[RawCommand]:
         """What to send over this connection."""
-        self.carrier = carrier
+        self.carrier, self.awaited = carrier, 0.0
         assert carrier.session is not None, "the connection has come up"
         loads = self.again
         if (

@@ -56,7 +56,7 @@ cdef _flush(connection)
 @cython.locals(confirmation=Confirmation)
 cpdef read_confirmation(Transport transport, Lease lease)
 
-cpdef read_now(connection)
+cpdef bint read_now(connection) except -1
 
 
 @cython.locals(compiled=SocketStream)

@@ -60,10 +60,10 @@ def take_turn(transport: Transport) -> float:
 def wait(transport: Transport, waiter: Waiter, until: float) -> None:
     """Sleep until the waiter is woken, or it is time for it to recheck, or `until` has come. Raises ClientClosedError.
 
-    The first waiter of a queue reads what the server pushes, if no other thread does; all others are parked. It also
-    looks for the answer to a release of the name that nobody has waited for, which comes over another connection. What
-    joins may overtake such a release: that grants its entry the name (`ahead` in the model,
-    tests/support/round_trips.py).
+    The first waiter of a queue reads what the server pushes, if no other thread does; all others are parked. Before it
+    does so, the first waiter takes the answer to a release of the name that nobody has waited for, which comes over
+    another connection. The waiter's join may have overtaken such a release: the release then grants the name to the
+    queue's entry (`ahead` in the model, tests/support/round_trips.py).
     """
     pending: Any = None
     wake: Any = None
@@ -89,8 +89,8 @@ def wait(transport: Transport, waiter: Waiter, until: float) -> None:
             raise ClientClosedError("this client was closed")
         if pending is not None:
             if transport.unconfirmed and waiter.key in transport.unconfirmed:
-                threads: Any = transport
-                at = min(at, threads.read_unconfirmed(waiter.key, connection))
+                transport_of_threads: Any = transport
+                transport_of_threads.read_unconfirmed(waiter.key)
             listen(connection, pending, wake, at)
         else:
             parker.park(at)
@@ -301,12 +301,14 @@ def read_confirmation(transport: Transport, lease: Lease) -> None:
         read_now(connection)
 
 
-def read_now(connection: Connection) -> None:
-    """Take the replies that have come by now, if no thread reads here."""
+def read_now(connection: Connection) -> bool:
+    """Take the replies that have come by now, if no thread reads here. Returns whether that was so."""
     pending, wake, stream = connection.impl.PendingReply(), allocate_lock(), connection.stream
+    leads = False
     wake.acquire()
     try:
-        if stream.lead(pending, wake):
+        leads = stream.lead(pending, wake)
+        if leads:
             stream.receive(0.0, 0.0)
     except STREAM_ERRORS as error:
         connection.fail(error)
@@ -317,6 +319,7 @@ def read_now(connection: Connection) -> None:
         except BaseException:  # interrupted in it: no other thread could resign for this pending reply
             stream.resign(pending)
             raise
+    return leads
 
 
 def send_command(

@@ -573,18 +573,28 @@ async def test_a_waiter_reads_what_became_of_it(api: Api, server: Server, probe:
 @one_server
 @threads_only
 @pytest.mark.parametrize("fair", [False, True])
-async def test_answers_that_nobody_reads_do_not_pile_up(
-    api: Api, server: Server, probe: redis.Redis, fair: bool
-) -> None:
-    client = api.client(server.url, confirm_release=False)
+async def test_answers_that_nobody_reads_do_not_pile_up(api: Api, proxy: FaultProxy, fair: bool) -> None:
+    client, most = api.client(proxy.url, confirm_release=False, reply_timeout=60), []
     two_connections(client)
-    locks, most = [client.lock(f"{NAME}:{number}", fair=fair) for number in range(200)], 0
-    for each in locks:
-        each.acquire()
-    for each in locks:
-        each.release()
-        most = max([most, *(connection.stream.pending for connection in client._transport.connections)])
-    assert most == MOST_UNREAD
+    locks = [client.lock(f"{NAME}:{number}", fair=fair) for number in range(200)]
+
+    def unread() -> int:
+        return int(max(connection.stream.pending for connection in client._transport.connections))
+
+    def work() -> None:
+        for each in locks:
+            each.acquire()
+        armed.append(proxy.arm(stall()))
+        for each in locks:
+            each.release()
+            most.append(unread())
+
+    armed: list[Any] = []
+    job = api.start(work)
+    await until(api, lambda: unread() > MOST_UNREAD, "one that waits")
+    armed[0].resume()
+    await job.get(SOON)
+    assert most[MOST_UNREAD - 1] == MOST_UNREAD == max(most)
 
 
 @one_server

@@ -26,10 +26,10 @@ BREAKS = {  # what is left out or done otherwise: the configurations that must f
     "grant-unmarked": ("three", "a grant sets an unmarked token though more are waiting, as today's grant.lua"),
     "release-overtaken": ("believe2", "the next SET goes over A while the release before it goes over B"),
     "release-needs-reader": (
-        "release",
+        "ahead",
         "a release is a compare-and-delete; who reads its reply hands over if it was marked",
     ),
-    "nobody-resends": ("believe", "a release whose connection broke is not sent again"),
+    "nobody-resends": ("ahead", "a release whose connection broke is not sent again"),
     "no-kill": ("believe", "commands of a connection that was cut are executed late, not ended before the next ask"),
     "leave-overtaken": ("cancel", "the next SET goes over B while a LEAVE is not answered yet"),
     "keep-without-mark": ("keep", "who finds a kept token recalls it, but does not mark it"),

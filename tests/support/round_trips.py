@@ -160,7 +160,7 @@ class Protocol:
                 w.key = (i, tok, k[2] if mine else 0, self.keep if i not in self.foreign else 0, self.lease)
                 w.fence += self.fenced
                 return ("set", tok, 1, w.fence)
-            if k[0] == i and w.cl[i][TOK] == tok:
+            if k[0] == i and (not self.ahead or w.cl[i][TOK] == tok):
                 w.bad = 5
             if k[3] and i not in self.foreign:
                 self.push(w, k[0], ("recall", k[1]))

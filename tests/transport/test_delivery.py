@@ -27,6 +27,7 @@ import fastlock
 import fastlock.asyncio
 from fastlock._protocol.lease import now
 from fastlock._protocol.undo import Undo
+from fastlock._stream_errors import Broken
 from fastlock._transport import aio_closing, base, closing
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.sync_connection import Connection
@@ -419,12 +420,53 @@ async def test_a_handler_that_interrupts_a_change_of_the_stream_leaves_its_undo_
             writing.set()
             connection.stream.put_command(None, (b"PING",))
 
-    other = threading.Thread(target=write)
-    with connection.stream._mutex:
-        other.start()
-        writing.wait()
-        client._transport.undo(Undo([b"other"], [b"token"], connection=connection))
-        assert len(client._transport.pending_undos) == 1
+    def interrupted() -> None:
+        with connection.stream._mutex:
+            other.start()
+            writing.wait()
+            client._transport.undo(Undo([b"other"], [b"token"], connection=connection))
+
+    other = threading.Thread(target=write, daemon=True)
+    await ends(interrupted)
     other.join()
+    assert len(client._transport.pending_undos) == 1
     with client.lock(NAME):
         assert not client._transport.pending_undos
+
+
+@threads_only
+async def test_a_handler_that_interrupts_a_change_of_the_client_leaves_its_undo_to_others(
+    api: Api, server: Server
+) -> None:
+    """Who has the connection's mutex may wait for the client's then, as one who finds that the connection broke."""
+    client = api.client(server.url)
+    with client.lock(NAME):
+        pass
+    (connection,) = client._transport.connections
+    failing = threading.Event()
+
+    def fail() -> None:
+        with connection.mutex:
+            failing.set()
+            connection.fail(Broken("cut"))
+
+    def interrupted() -> None:
+        with client._transport._mutex:
+            other.start()
+            failing.wait()
+            client._transport.undo(Undo([b"other"], [b"token"], connection=connection))
+
+    other = threading.Thread(target=fail, daemon=True)
+    await ends(interrupted)
+    other.join()
+    assert len(client._transport.pending_undos) == 1
+    with client.lock(NAME):
+        assert not client._transport.pending_undos
+
+
+async def ends(call: Callable[[], object]) -> None:
+    """Run the call in a thread, which has to end."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(SOON)
+    assert not thread.is_alive(), "two threads wait for each other"
