@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -576,3 +577,17 @@ async def test_who_is_alone_on_a_connection_that_another_thread_finds_broken_is_
             with pytest.raises(Broken):
                 waiting.send_enter(transport, connection, waiter.queue, waiter, True, 1.0)
     transport.queues.dequeue(waiter, now())
+
+
+@threads_only
+@pytest.mark.parametrize("call", ["server_info", "acquire"])
+async def test_a_handler_does_not_wait_for_the_connection_that_its_own_thread_opens(
+    api: Api, server: Server, call: str
+) -> None:
+    client = api.client(server.unix_url, max_connections=1)
+    opening = client._transport._opening
+    opening.add(mark := (threading.get_ident(), object()))  # as the thread does that the handler has interrupted
+    with pytest.raises(RuntimeError, match="max_connections of 2 or more"):
+        client.server_info() if call == "server_info" else client.lock("sku").acquire()
+    opening.discard(mark)
+    assert not client.lock("sku").locked()
