@@ -220,6 +220,9 @@ class Mutex:
 class Marked(Mutex):
     """The mutex of the transport: a thread that has left it runs on."""
 
+    def _is_owned(self) -> bool:
+        return bool(self.inner._is_owned())
+
     def __exit__(self, *error: Any) -> None:
         self.inner.__exit__(*error)
 
