@@ -77,6 +77,9 @@ def unended(leases: list[Any], at: list[int]) -> list[int]:
     begun: list[int] = []
     for i in at:
         lease = leases[i]
+        lease._token_read = (
+            True  # first, as in `Lease.token`: it may be another client's, which must not hand it over now
+        )
         if lease._deadline != _ENDED:
             lease._releases += 1
             begun.append(i)

@@ -11,7 +11,8 @@ import pytest
 import redis
 from redis.crc import key_slot
 from support.apis import Api, Job
-from support.child_client import NAME, SOON, confirmed, held, queued, wait_with, waits
+from support.child_client import NAME, SOON, confirmed, held, queued, until, wait_with, waits
+from support.faultproxy import FaultProxy, stall
 
 import fastlock
 from fastlock._locks.redis_py import LocalToken
@@ -44,6 +45,24 @@ async def holder_and_waiter(api: Api, server: Server, probe: redis.Redis, **sett
     second, waiting = wait_with(api, client, **settings)
     await waits(api, client, 2)
     return first, second, waiting
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+async def test_a_lease_that_another_client_releases_is_not_handed_over(
+    api: Api, server: Server, probe: redis.Redis, proxy: FaultProxy
+) -> None:
+    """The next holder would have the token by which the other client releases."""
+    holder, second, job = await holder_and_waiter(api, server, probe)
+    other, lease = api.client(proxy.url), holder.lease
+    armed = proxy.arm(stall("request"), command="DELIFEQ", times=1)
+    releasing = api.start(lambda: other.release_many([lease]))
+    await until(api, lambda: armed.fired, "the other client's release")
+    await api.get(holder.release())
+    assert await job.get(SOON)
+    armed.resume()
+    assert await releasing.get() == [False]
+    assert await api.get(second.owned()) and second.lease._raw_token != lease._raw_token
+    await api.get(second.release())
 
 
 async def test_release_in_a_batch_leaves_nothing_to_release(
