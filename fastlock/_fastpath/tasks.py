@@ -257,6 +257,9 @@ def _undo_interrupted(
 ) -> None:
     """As `Transport.finish_release`. sent: when a release was sent whose reply has not come; 0: there is none."""
     if sent and stream is not None and lease is not None:
-        stream.connection.cancel(LockRelease(lock, lease).request, sent)
+        op = LockRelease(lock, lease)
+        lease._releases -= 1  # of the two it counts as one
+        stream.connection.cancel(op.request, sent)
+        op.uncount()
     else:
         lock._transport.finish_release(lock, owner or lock._owner(), lease, op, error)

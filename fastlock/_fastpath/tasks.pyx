@@ -514,12 +514,12 @@ cdef class _Release(_Awaitable):
             self.lock._released(self.owner, self.lease)
         else:
             answer = ASK_SERVER if answer is None else answer
-            op = _as_sent(self._op(), self.stream.connection, self.sent)
-            self.lease._releases -= 1  # of the two it counts as one
-            self._hand_on(op, answer)
+            self._hand_on(_as_sent(self._op(), self.stream.connection, self.sent), answer)
 
     cdef _op(self):
-        return LockRelease(self.lock, self.lease)
+        op = LockRelease(self.lock, self.lease)
+        self.lease._releases -= 1  # of the two it counts as one
+        return op
 
     cdef _collected(self):
         if self.leaving and self.wakeups is None and self.others is None:
@@ -532,6 +532,7 @@ cdef class _Release(_Awaitable):
     cdef _undo_for(self, error):
         if self.wakeups is not None and self.op is None:
             self._leave()
+            self.lease._releases -= self.lease._releases > 0
         else:
             owner = self.lock._owner() if self.owner is None else self.owner
             self.lock._transport.finish_release(self.lock, owner, self.lease, self.op, error)

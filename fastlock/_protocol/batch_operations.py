@@ -257,8 +257,10 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotte
         else:  # the answer was lost, or is an error: a release of its own finds out the outcome
             again = Release(lease)
             again.hand_over()
-            released[i] = yield from again.continue_from((yield again.request), clock)
-            lease._releases -= 1  # of the two it counts as one
+            try:
+                released[i] = yield from again.continue_from((yield again.request), clock)
+            finally:
+                again.uncount()  # it counts as a part of the batch
         # After the answers: another thread may have released it meanwhile, or is about to hear that it has
         if not released[i] and lease._left_to_another():
             released[i] = None

@@ -65,7 +65,7 @@ class Lease:
         self._extensions = 0  # extensions under way: by its token, so that they would count for the next holder, too
         self._extensions_begun = 0  # extensions so far
         self._releasing = False  # whether a release of it was begun
-        self._releases = 0  # releases of it that were begun, but those that found nothing to release, or failed
+        self._releases = 0  # how many may have released it: not those that failed, or found nothing while another might
         self._posted = False  # whether a release of it was sent that nobody waits for, or is about to be
         self._unreported = False  # whether it was released by a `release_many` that failed for others
         self._release_unknown = False  # whether a release was sent, its reply lost: a missing key may be its work
@@ -146,7 +146,7 @@ class Lease:
     def _left_to_another(self) -> bool:
         """Whether it is left to another release of it to tell a loss, as this one has found nothing to release: to one
         that may have released it, or whose answer is still to come; the last of several tells."""
-        if self._releases > 1:  # no call from here to the change, in which another thread could do the same
+        if self._releases > 1:  # no call between this and the change, in which another thread could do the same
             self._releases -= 1
             return True
         return False

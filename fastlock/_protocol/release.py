@@ -68,12 +68,20 @@ class Release(Operation[bool]):
         self.lease = lease
         lease._releasing = True
         lease._releases += 1
+        self.counts = True  # among these
         scripted = lease._contended or commands.is_shared(lease._raw_token)
         self.request = HandOver(lease) if scripted else PlainRelease(lease)
 
     def undo(self) -> Undo:
         """What carries the release out for a caller that is gone."""
+        self.uncount()
         return self.request.undo()
+
+    def uncount(self) -> None:
+        """Note that it cannot have released the lease; or that it may have, which the lease knows."""
+        if self.counts:
+            self.counts = False
+            self.lease._releases -= 1
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
         """Go on from the first answer to the outcome."""
@@ -166,8 +174,7 @@ class Release(Operation[bool]):
     def _failed(self, retry: RetryState) -> Undo | None:
         """As `_undo_if_unknown`, for a release that raises."""
         undo = self._undo_if_unknown(retry)
-        if undo is None:  # nothing of it can have released, so that no other one can find its work
-            self.lease._releases -= 1
+        self.uncount()
         return undo
 
     def _undo_if_unknown(self, retry: RetryState) -> Undo | None:

@@ -138,7 +138,7 @@ class Downgrade(ReleaseShared):
     def __init__(self, lock: BaseLock, lease: Lease) -> None:
         releasing = lease._releasing
         super().__init__(lock, lease)
-        lease._releases -= 1
+        self.uncount()
         lease._releasing = releasing  # it goes on, renewed if it was
         self.request = MakeReader(lease)
 

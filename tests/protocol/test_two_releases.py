@@ -14,6 +14,7 @@ from support.run_steps import After, Clock, Raise, error, lease_of, lost, run_st
 
 import fastlock
 from fastlock._errors import ConnectionError
+from fastlock._protocol.base_lock import LockRelease
 from fastlock._protocol.batch_operations import release_many
 from fastlock._protocol.lease import ENDED, Lease, new_token, now
 from fastlock._protocol.local_queue import LocalQueues
@@ -72,35 +73,38 @@ def test_a_batch_that_asks_again_may_find_the_work_of_one_that_has_ended_meanwhi
     assert run_steps(clock, in_a_batch(clock, lease), [0], [error("NOSCRIPT")], other).outcome == [None]
 
 
-def begun(lease: Lease) -> None:
-    """Note that another thread has posted a release of it, for whose reply nobody waits."""
-    lease._posted, lease._deadline, lease._lost_end = True, ENDED, lease._deadline
-    lease._releases += 1
+class Posted:
+    """A release that another thread has posted, for whose reply nobody waits."""
 
+    def __init__(self, clock: Clock, lease: Lease) -> None:
+        self.client = fastlock.Client(port=1, confirm_release=False)  # it never connects
+        release = LockRelease(self.client.lock("name"), lease)
+        self.undo = release.unwaited(clock, self.client._transport.release_told)
+        assert self.undo is not None and release.posted()
 
-def tells_loss(lease: Lease) -> bool:
-    """Whether a release that nobody waits for tells a loss now, as it has found nothing to release."""
-    return not (lease._left_to_another() or lease._release_unknown)
+    def tells_loss(self) -> bool:
+        """Whether it tells a loss now, as it has found nothing to release."""
+        self.client._transport.release_told(self.undo, False)
+        return bool(self.client.get_stats()["losses"])
 
 
 def test_a_batch_may_find_the_work_of_one_that_nobody_waits_for(clock: Clock) -> None:
-    lease = lease_of(clock)
+    lease, others = lease_of(clock, token=new_token()), []
 
     def other(_: object) -> list[int]:
-        begun(lease)
+        others.append(Posted(clock, lease))
         return [0]
 
     assert run_steps(clock, in_a_batch(clock, lease), other, [0]).outcome == [None]
-    assert tells_loss(lease), "the last one does"
+    assert others[0].tells_loss(), "the last one does"
 
 
 @pytest.mark.parametrize("first", [lost(sent=False), [error("NOSCRIPT")]])
 def test_one_that_nobody_waits_for_may_find_what_a_batch_sends_later(clock: Clock, first: object) -> None:
-    lease, told = lease_of(clock), []
+    lease, told = lease_of(clock, token=new_token()), []
 
     def sent(_: object) -> list[int]:
-        begun(lease)
-        told.append(tells_loss(lease))
+        told.append(Posted(clock, lease).tells_loss())
         return [1]
 
     answers = [[0], first] if isinstance(first, list) else [first]
@@ -109,11 +113,10 @@ def test_one_that_nobody_waits_for_may_find_what_a_batch_sends_later(clock: Cloc
 
 
 def test_the_last_of_two_tells_what_both_have_found(clock: Clock) -> None:
-    lease, told = lease_of(clock), []
+    lease, told = lease_of(clock, token=new_token()), []
 
     def sent(_: object) -> list[int]:
-        begun(lease)
-        told.append(tells_loss(lease))
+        told.append(Posted(clock, lease).tells_loss())
         return [0]
 
     assert run_steps(clock, in_a_batch(clock, lease), [0], sent).outcome == [False]
@@ -143,15 +146,15 @@ def test_one_that_could_not_be_posted_counts_once() -> None:
 
 @pytest.mark.parametrize("sent", [True, False])
 def test_a_release_that_failed_is_none_that_another_can_have_found(clock: Clock, sent: bool) -> None:
-    lease = lease_of(clock)
+    lease, others = lease_of(clock, token=new_token()), []
 
     def posted(_: object) -> Any:
         clock.go(0.001)
-        begun(lease)
+        others.append(Posted(clock, lease))
         return lost(sent=sent, final=True)
 
     ran = run_steps(clock, Release(lease), posted)
-    assert isinstance(ran.raised, ConnectionError) and tells_loss(lease) is not sent
+    assert isinstance(ran.raised, ConnectionError) and others[0].tells_loss() is not sent
 
 
 def test_what_was_sent_after_the_lease_was_found_lost_has_not_released_it(clock: Clock) -> None:
@@ -178,33 +181,61 @@ def test_of_a_lease_that_had_ended_before_none_has_released_it(clock: Clock) -> 
 def test_one_that_nobody_waits_for_is_no_loss_if_a_batch_was_cancelled_after_it_was_sent(
     clock: Clock, error: BaseException
 ) -> None:
-    lease = lease_of(clock)
+    lease, others = lease_of(clock, token=new_token()), []
 
     def posted(_: object) -> Raise:
-        begun(lease)
+        others.append(Posted(clock, lease))
         return Raise(error)
 
     assert run_steps(clock, in_a_batch(clock, lease), posted).raised is error
-    assert not tells_loss(lease), "the batch has released it"
+    assert not others[0].tells_loss(), "the batch has released it"
 
 
 def test_one_that_nobody_waits_for_is_a_loss_if_the_batch_beside_it_was_never_sent(clock: Clock) -> None:
-    lease = lease_of(clock)
+    lease, others = lease_of(clock, token=new_token()), []
 
     def posted(_: object) -> Any:
-        begun(lease)
+        others.append(Posted(clock, lease))
         return lost(sent=False, final=True)
 
     run_steps(clock, in_a_batch(clock, lease), posted, lost(sent=False, final=True), lost(sent=False, final=True))
-    assert tells_loss(lease)
+    assert others[0].tells_loss()
 
 
 def test_one_that_nobody_waits_for_is_no_loss_if_the_batch_failed_once_its_reply_was_lost(clock: Clock) -> None:
-    lease = lease_of(clock)
+    lease, others = lease_of(clock, token=new_token()), []
 
     def posted(_: object) -> Any:
-        begun(lease)
+        others.append(Posted(clock, lease))
         return lost()
 
     run_steps(clock, in_a_batch(clock, lease), posted, lost(sent=False, final=True), lost(sent=False, final=True))
-    assert not tells_loss(lease)
+    assert not others[0].tells_loss()
+
+
+@pytest.mark.parametrize("left", [-0.001, 10.0], ids=["ended", "live"])
+def test_one_that_is_repeated_is_not_beside_itself(clock: Clock, left: float) -> None:
+    lease = lease_of(clock, left)
+    ran = run_steps(clock, Release(lease), lost(sent=True, final=True))
+    assert isinstance(ran.raised, ConnectionError) and lease._releases == 0
+    assert run_steps(clock, Release(lease), 0, [0]).outcome is lease._release_unknown is (left > 0)
+    assert not lease._left_to_another(), "it tells a loss"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()])
+def test_one_that_was_interrupted_is_not_beside_the_next(clock: Clock, error: BaseException) -> None:
+    lease = lease_of(clock, -0.001)
+    release = Release(lease)
+    assert run_steps(clock, release, Raise(error)).raised is error
+    release.abandon(LocalQueues(contextlib.nullcontext()), clock)
+    assert lease._releases == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()])
+@pytest.mark.parametrize("answers", [[], [[0]], [[0], [error("NOSCRIPT")]]], ids=["first", "script", "single"])
+def test_a_batch_that_was_interrupted_is_not_beside_the_next(
+    clock: Clock, answers: list[Any], error: BaseException
+) -> None:
+    lease = lease_of(clock)
+    assert run_steps(clock, in_a_batch(clock, lease), *answers, Raise(error)).raised is error
+    assert lease._releases == 0
