@@ -77,9 +77,8 @@ def unended(leases: list[Any], at: list[int]) -> list[int]:
     begun: list[int] = []
     for i in at:
         lease = leases[i]
-        lease._token_read = (
-            True  # first, as in `Lease.token`: it may be another client's, which must not hand it over now
-        )
+        # First, as in `Lease.token`: it may be another client's, which must not hand it over any more
+        lease._token_read = True
         if lease._deadline != _ENDED:
             lease._releases += 1
             begun.append(i)

@@ -214,7 +214,7 @@ class Transport:
             self.unconfirmed[lease._key] = delivery
             try:
                 (send or self.deliver)(delivery)
-            except BaseException:  # a signal handler's: it is released later, once more if it was sent
+            except BaseException:  # a signal handler's: it is released later, which is no loss if this one was sent
                 self.unconfirmed.pop(lease._key, None)
                 lease._posted, self.queues.next_lapse = False, 0.0
                 raise
