@@ -139,9 +139,9 @@ async def test_wait_that_ends_without_the_lock_counts_as_a_timeout(
     probe.set(NAME, "somebody else", px=10_000)
     assert not await api.get(client.lock(NAME).acquire(blocking=False))
     assert counted(client) == NOTHING, "an acquire that does not wait is no timeout"
-    assert not await api.get(client.lock(NAME, blocking_timeout=0.03).acquire())
+    assert not await api.get(client.lock(NAME, blocking_timeout=0.3).acquire())
     assert counted(client) == {**NOTHING, "waits": 1, "timeouts": 1}
-    assert not await api.get(client.lock(NAME).acquire(blocking_timeout=0.03, token="given"))
+    assert not await api.get(client.lock(NAME).acquire(blocking_timeout=0.3, token="given"))
     assert counted(client) == {**NOTHING, "waits": 2, "timeouts": 2}
     probe.delete(NAME)
 
