@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME, ROOT, SOON, two_connections, until, waits
+from support.child_client import NAME, ROOT, SOON, away_from_push, two_connections, until, waits
 from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
@@ -561,6 +561,7 @@ async def test_a_waiter_reads_what_became_of_it(api: Api, server: Server, probe:
     if fault == "flush":
         probe.script_flush()
         probe.script_load(commands.ENTER_LUA.text)  # the join is answered, and the release is refused
+    away_from_push(client)
     await api.leave(lock)
     if fault == "cut":
         for each in client._transport.connections:

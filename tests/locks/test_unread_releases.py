@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME, SOON, queued, two_connections, until
+from support.child_client import NAME, SOON, away_from_push, queued, two_connections, until
 from support.faultproxy import Armed, Fault, FaultProxy, stall
 
 from fastlock._protocol import commands
@@ -36,6 +36,8 @@ async def with_release_under_way(
         await api.get(lock.release())
     assert await api.get(lock.acquire())
     armed = proxy.arm(fault, after=commands.HAND_OVER_LUA.sha, times=1)
+    if not api.is_async:
+        away_from_push(client)
     await api.get(lock.release())
     await until(api, lambda: armed.fired, "the release")
     carrier = client._transport.unconfirmed[NAME.encode()].carrier
@@ -132,6 +134,7 @@ async def test_each_of_two_waiters_gives_up_a_connection_that_hangs(api: Api, pr
     for lock in locks:
         await api.get(lock.acquire())
     armed = proxy.arm(stall("request"), after=commands.HAND_OVER_LUA.sha, times=1)
+    away_from_push(client)
     for lock in locks:
         await api.get(lock.release())
     await until(api, lambda: armed.fired, "a release")
@@ -178,6 +181,7 @@ async def test_the_next_release_reads_what_became_of_the_last_one(
         await api.get(lock.release())
     await api.get(lock.acquire())
     probe.delete(NAME)
+    away_from_push(client)
     await api.get(lock.release())
     carrier = client._transport.unconfirmed[NAME.encode()].carrier
     assert select.select([carrier.sock], [], [], SOON)[0], "the answer"

@@ -74,6 +74,12 @@ def two_connections(client: Any) -> None:
     idle.append(busy)
 
 
+def away_from_push(client: Any) -> None:
+    """The next command goes over another connection than the push connection, which may be idle."""
+    transport = client._transport
+    transport.idle.sort(key=lambda each: each is not transport.push_connection)
+
+
 def waiters_of(lease: Any) -> Any:
     """Those who wait for the loss of a renewed lease."""
     event = lease.lost
