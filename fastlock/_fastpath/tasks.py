@@ -233,8 +233,7 @@ async def aio_release(
         if answer == 1:
             lock._released(owner, lease)
             return
-        op, sent = _as_sent(LockRelease(lock, lease), stream.connection, sent), 0.0
-        lease._releases -= 1  # of the two it counts as one
+        op, sent = _as_sent(LockRelease(lock, lease, True), stream.connection, sent), 0.0
         answer = Answer.ASK_SERVER if answer is None else answer
         await transport.release(lock, owner, op, answer, leaving, error)
     except BaseException as caught:
@@ -257,8 +256,7 @@ def _undo_interrupted(
 ) -> None:
     """As `Transport.finish_release`. sent: when a release was sent whose reply has not come; 0: there is none."""
     if sent and stream is not None and lease is not None:
-        op = LockRelease(lock, lease)
-        lease._releases -= 1  # of the two it counts as one
+        op = LockRelease(lock, lease, True)
         stream.connection.cancel(op.request, sent)
         op.uncount()
     else:

@@ -517,9 +517,7 @@ cdef class _Release(_Awaitable):
             self._hand_on(_as_sent(self._op(), self.stream.connection, self.sent), answer)
 
     cdef _op(self):
-        op = LockRelease(self.lock, self.lease)
-        self.lease._releases -= 1  # of the two it counts as one
-        return op
+        return LockRelease(self.lock, self.lease, True)
 
     cdef _collected(self):
         if self.leaving and self.wakeups is None and self.others is None:

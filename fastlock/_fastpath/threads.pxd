@@ -62,4 +62,4 @@ cpdef release(BaseLock lock)
 cdef bint _posted(BaseLock lock, owner, Lease lease, double time) except -1
 
 cpdef bint not_releasable(Lease lease) except -1
-cpdef new_release(BaseLock lock, Lease lease, bint contended)
+cpdef new_release(BaseLock lock, Lease lease, bint contended, bint counted=*)

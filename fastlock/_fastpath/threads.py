@@ -385,13 +385,11 @@ def not_releasable(lease: Lease) -> bool:
 
 def _sent_release(lock: BaseLock, lease: Lease, contended: bool, connection: Connection, sent: float) -> Any:
     """The release that the fast path has sent, as the protocol's operation would have sent it."""
-    op = _as_sent(new_release(lock, lease, contended), connection, sent)
-    lease._releases -= 1  # of the two it counts as one
-    return op
+    return _as_sent(new_release(lock, lease, contended, True), connection, sent)
 
 
-def new_release(lock: BaseLock, lease: Lease, contended: bool) -> LockRelease:
-    op = LockRelease(lock, lease)
+def new_release(lock: BaseLock, lease: Lease, contended: bool, counted: bool = False) -> LockRelease:
+    op = LockRelease(lock, lease, counted)
     if contended:
         op.hand_over()
     return op

@@ -556,9 +556,9 @@ class LockRelease(Release):
     """A release after which the lock keeps the lease no longer. Raises LockNotOwnedError: the lock was not the caller's
     any more."""
 
-    def __init__(self, lock: BaseLock, lease: Lease) -> None:
+    def __init__(self, lock: BaseLock, lease: Lease, counted: bool = False) -> None:
         self.lock = lock
-        Release.__init__(self, lease)
+        Release.__init__(self, lease, counted)
 
     def abandon(self, queues: LocalQueues, clock: Clock) -> list[Undo]:
         """Keep the lease, so that the release can be repeated; unless it was handed over."""

@@ -255,12 +255,10 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotte
         if is_int(answer):
             released[i] = bool(answer) or lease._release_unknown
         else:  # the answer was lost, or is an error: a release of its own finds out the outcome
-            again = Release(lease)
+            again = Release(lease, True)
+            again.counts = False  # the batch's count of it stays until that ends
             again.hand_over()
-            try:
-                released[i] = yield from again.continue_from((yield again.request), clock)
-            finally:
-                again.uncount()  # it counts as a part of the batch
+            released[i] = yield from again.continue_from((yield again.request), clock)
         # After the answers: another thread may have released it meanwhile, or is about to hear that it has
         if not released[i] and lease._left_to_another():
             released[i] = None

@@ -64,10 +64,12 @@ class Release(Operation[bool]):
     request: PlainRelease | HandOver
     purpose = Purpose("hand a lock over to the next who waits", (commands.HAND_OVER_LUA,))
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, counted: bool = False) -> None:
+        """counted: it counts among the lease's releases already, as it was begun before."""
         self.lease = lease
         lease._releasing = True
-        lease._releases += 1
+        if not counted:
+            lease._releases += 1
         self.counts = True  # among these
         scripted = lease._contended or commands.is_shared(lease._raw_token)
         self.request = HandOver(lease) if scripted else PlainRelease(lease)
