@@ -440,7 +440,8 @@ class BaseLock:
         if found:
             self._transport.stats.losses += 1
             warn_of_loss(self.name, action)
-        return LockNotOwnedError(self._cannot(action, f"it is no longer owned: {LOST}"), lock_name=self._text)
+        why = LOST if found else f"{LOST}, or another caller released it"
+        return LockNotOwnedError(self._cannot(action, f"it is no longer owned: {why}"), lock_name=self._text)
 
     def _lost_in_body(self) -> LockLostError:
         """The error of a body that was cancelled, as its lease was lost."""

@@ -199,7 +199,7 @@ async def test_leases_of_locks_and_of_batches_are_interchangeable(api: Api, serv
     leases = await api.get(other.acquire_many(["a", "b"]))
     assert leases[0] is None and await api.get(client.lock("b").acquire(blocking=False)) is False
     assert await api.get(other.release_many([lock.lease, leases[1]])) == [True, True]
-    with pytest.raises(fastlock.LockNotOwnedError):
+    with pytest.raises(fastlock.LockNotOwnedError, match="or another caller released it"):
         await api.get(lock.release())
     assert probe.keys() == []
 
