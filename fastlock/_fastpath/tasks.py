@@ -256,8 +256,6 @@ def _undo_interrupted(
 ) -> None:
     """As `Transport.finish_release`. sent: when a release was sent whose reply has not come; 0: there is none."""
     if sent and stream is not None and lease is not None:
-        op = LockRelease(lock, lease, True)
-        stream.connection.cancel(op.request, sent)
-        op.uncount()
+        stream.connection.cancel(LockRelease(lock, lease, True).request, sent)
     else:
         lock._transport.finish_release(lock, owner or lock._owner(), lease, op, error)

@@ -530,7 +530,6 @@ cdef class _Release(_Awaitable):
     cdef _undo_for(self, error):
         if self.wakeups is not None and self.op is None:
             self._leave()
-            self.lease._releases -= self.lease._releases > 0
         else:
             owner = self.lock._owner() if self.owner is None else self.owner
             self.lock._transport.finish_release(self.lock, owner, self.lease, self.op, error)

@@ -368,7 +368,7 @@ def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:
         lease._releases += 1
         lease._lost_end = lease._latest_end()
         if not post_release(transport, connection, lease, lock._on_lost):
-            lease._posted = False
+            lease._posted, lease._lost_end = False, _ENDED
             lease._releases -= 1
             return False
     finally:

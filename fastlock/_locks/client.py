@@ -28,7 +28,7 @@ from fastlock._locks.reentrant import OwnersByName
 from fastlock._locks.refill import RefillOptions
 from fastlock._locks.shared import as_preference
 from fastlock._locks.sync_shared import ReadLock, ReadWriteLock, Semaphore, WriteLock
-from fastlock._protocol import arguments, base_lock, batch, handshake, losses, values
+from fastlock._protocol import arguments, base_lock, batch, handshake, values
 from fastlock._protocol.batch_operations import AcquireMany, release_many
 from fastlock._protocol.description import Description, describe_names
 from fastlock._protocol.lease import Lease, new_token, now
@@ -319,7 +319,7 @@ class Client(Uncopyable):
             mine = batch.owned(leases, given)
             self._transport.begin()
             self._transport.drive(release_many(mine, self._transport.queues, now, released))
-            outcome = batch.merge(given, mine, losses.note_losses(mine, released, self._transport.stats))
+            outcome = batch.merge(given, mine, released)
         except BaseException as error:  # a signal handler may have raised it
             self._transport.undo_interrupted_batch(mine or given or leases, released, error)
             raise

@@ -138,7 +138,6 @@ class BaseMultiLock(Uncopyable):
     def _note_released(self, lease: MultiLease, released: list[Any]) -> None:
         """Note what became of a release. Raises LockNotOwnedError: one of the names was not the caller's any more."""
         self._drop(lease)
-        losses.note_losses(list(lease.leases), released, self._transport.stats)
         if lost := [each.name for each, was_mine in zip(lease.leases, released, strict=True) if not was_mine]:
             raise self._lost("release", lost)
 

@@ -605,7 +605,7 @@ class LockRelease(Release):
         if found and queues.far():  # somebody waits: the next acquire joins, and its release is a script at once
             queues.expect(lock._key, True)
         lock._transport.stats.recovered += was_mine and self.lease._release_unknown
-        if not was_mine and self.lease._left_to_another():
+        if not was_mine and self.lease._leave_to_another():
             raise lock._lost("release")
         # Released by somebody else meanwhile, or reported as lost before
         known = (self.lease._deadline == ENDED and not self.lease._posted) or self.lease._loss_reported()

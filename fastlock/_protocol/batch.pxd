@@ -25,7 +25,7 @@ cpdef tuple keys_and_tokens(list leases)
 
 
 @cython.locals(begun=list, i=cython.Py_ssize_t, lease=Lease)
-cpdef list unended(list leases, list at)
+cpdef list begin_releases(list leases, list at)
 
 
 @cython.locals(released=list, rest=list, i=cython.Py_ssize_t, lease=Lease)

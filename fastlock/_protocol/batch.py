@@ -72,8 +72,8 @@ def owned(leases: Iterable[Any], given: list[Any]) -> list[Lease]:
     return mine if len(once) == len(mine) else list(once)
 
 
-def unended(leases: list[Any], at: list[int]) -> list[int]:
-    """The indexes, out of `at`, of leases that were not released yet, and of which a release begins now."""
+def begin_releases(leases: list[Any], at: list[int]) -> list[int]:
+    """Note that a release begins of those leases at these indexes that have not ended. Returns their indexes."""
     begun: list[int] = []
     for i in at:
         lease = leases[i]
@@ -100,10 +100,11 @@ def reported(leases: list[Any]) -> tuple[list[Any], list[int]]:
 
 
 def unreported(leases: list[Any], released: list[bool]) -> None:
-    """Note which leases a release_many has released that fails now, for a later one to report."""
+    """Note which leases a release_many has released that fails now, for a later one to report. Of the others it counts
+    as not begun."""
     for i, lease in enumerate(leases):
         lease._unreported = released[i]
-        if released[i] is False and lease._releases > 0:  # it is as if this had not begun
+        if released[i] is False and lease._releases > 0:
             lease._releases -= 1
 
 

@@ -14,6 +14,7 @@ from fastlock._protocol.acquire import Acquire
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease
 from fastlock._protocol.local_queue import LocalQueues, ReleaseRoute
+from fastlock._protocol.losses import note_losses
 from fastlock._protocol.release import Release, is_int
 from fastlock._protocol.retry import RetryState, execute, resolve, with_undo
 from fastlock._protocol.stats import Stats
@@ -153,11 +154,11 @@ def release_many(
             released[i] = queues.release(leases[i], clock()) == ReleaseRoute.LOCAL
         # A lease that has ended by now was handed over, or another thread released it: its token may be the next
         # holder's already
-        sent = batch.unended(leases, rest)
-        for i in rest if len(sent) < len(rest) else ():
+        sent = batch.begin_releases(leases, rest)
+        for i in set(rest).difference(sent):
             released[i] = released[i] or None
         if sent:
-            yield from _release_leases(leases, sent, released, granted_in_scripts_of, clock)
+            yield from _release_leases(leases, sent, released, granted_in_scripts_of, clock, queues.stats)
     except BaseException:
         batch.unreported(leases, released)
         raise
@@ -198,7 +199,7 @@ class ReleaseBatch(CommandBatch):
 
 
 def _release_leases(
-    given: list[Lease], at: list[int], released: list[Any], granted_in_scripts_of: int, clock: Clock
+    given: list[Lease], at: list[int], released: list[Any], granted_in_scripts_of: int, clock: Clock, stats: Stats
 ) -> Steps[None]:
     """Release the leases at these indexes, and note in `released` which were the caller's."""
     request = ReleaseBatch([given[i] for i in at] if len(at) < len(given) else given, granted_in_scripts_of)
@@ -214,7 +215,11 @@ def _release_leases(
         replies = [found.get(i, reply) for i, reply in zip(at, replies, strict=True)]
     odd = batch.ended([given[i] for i in at] if len(at) < len(given) else given, replies, at, released)
     if odd:
-        yield from _hand_over([given[i] for i in odd], odd, released, any(map(_forgotten, replies)), clock)
+        lost: list[Lease] = []
+        try:
+            yield from _hand_over([given[i] for i in odd], odd, released, lost, any(map(_forgotten, replies)), clock)
+        finally:  # also where it fails for another one
+            note_losses(lost, stats)
 
 
 def _send_batch(request: ReleaseBatch, given: list[Lease], at: list[int]) -> Steps[list[Any]]:
@@ -241,9 +246,12 @@ def _send_releases(request: Request, leases: list[Lease]) -> Steps[Any]:
     return answers
 
 
-def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotten: bool, clock: Clock) -> Steps[None]:
+def _hand_over(
+    leases: list[Lease], at: list[int], released: list[Any], lost: list[Lease], forgotten: bool, clock: Clock
+) -> Steps[None]:
     """Release by the hand-over script the leases of a batch that somebody waits for, or that are not the caller's any
-    more, which the script tells apart. forgotten: by the server, so that the script is loaded first."""
+    more, which the script tells apart: these are noted in `lost`. forgotten: by the server, so that the script is
+    loaded first."""
     loads = commands.HAND_OVER_LUA.loads if forgotten else []
     request = RawCommands([*loads, *(commands.hand_over(lease._key, lease._raw_token) for lease in leases)])
     request.allowed_after_close = True
@@ -260,10 +268,11 @@ def _hand_over(leases: list[Lease], at: list[int], released: list[Any], forgotte
             again.hand_over()
             released[i] = yield from again.continue_from((yield again.request), clock)
         # After the answers: another thread may have released it meanwhile, or is about to hear that it has
-        if not released[i] and lease._left_to_another():
+        if not released[i] and lease._leave_to_another():
             released[i] = None
             continue
         released[i] = released[i] or (None if lease._deadline == ENDED and not lease._posted else False)
         if released[i] is False:
             lease._found_lost(clock())
+            lost.append(lease)
         lease._end()

@@ -19,7 +19,7 @@ cdef class Lease:
     cdef public tuple _stale_sessions
     cdef long _generation
     cpdef _read_confirmation(self)
-    cpdef bint _left_to_another(self)
+    cpdef bint _leave_to_another(self)
     cdef object __weakref__
 
 

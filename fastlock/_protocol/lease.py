@@ -65,11 +65,13 @@ class Lease:
         self._extensions = 0  # extensions under way: by its token, so that they would count for the next holder, too
         self._extensions_begun = 0  # extensions so far
         self._releasing = False  # whether a release of it was begun
-        self._releases = 0  # how many may have released it: not those that failed, or found nothing while another might
+        self._releases = (
+            0  # begun releases that may have released it: none that failed, or found nothing beside another
+        )
         self._posted = False  # whether a release of it was sent that nobody waits for, or is about to be
         self._unreported = False  # whether it was released by a `release_many` that failed for others
         self._release_unknown = False  # whether a release was sent, its reply lost: a missing key may be its work
-        self._lost_end = ENDED  # when it was found lost, or would have ended before; or as a release was posted
+        self._lost_end = ENDED  # when it was found lost or a release was posted, or its end then, if that was before
         self._stale_sessions: tuple[Any, ...] = ()  # sessions that broke with an extension in flight, not ended yet
         self._generation = generation()  # a forked child owns nothing that its parent acquired
         self._depth = 1  # acquires of it that were not released: more than 1 of a reentrant lock
@@ -143,9 +145,9 @@ class Lease:
         if self._renewal is not None:
             self._renewal.found_lost()
 
-    def _left_to_another(self) -> bool:
-        """Whether it is left to another release of it to tell a loss, as this one has found nothing to release: to one
-        that may have released it, or whose answer is still to come; the last of several tells."""
+    def _leave_to_another(self) -> bool:
+        """Leave it to another release of it to tell a loss, as this one has found nothing to release: to one that may
+        have released it, or whose answer is still to come; the last of several tells. False: there is no other one."""
         if self._releases > 1:  # no call between this and the change, in which another thread could do the same
             self._releases -= 1
             return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.stats import Stats
@@ -47,17 +46,13 @@ def warn_of_loop(name: object) -> None:
     )
 
 
-def note_losses(leases: list[Lease], released: list[Any], stats: Stats) -> list[Any]:
-    """Count the losses of a batch, where `released` has False, and log them in one line. (None: another thread released
-    the lease meanwhile.) Returns `released`."""
-    if False in released:
-        pairs = zip(leases, released, strict=True)
-        lost = [lease.name for lease, was_mine in pairs if was_mine is False and not lease._loss_reported()]
-        stats.losses += len(lost)
-        if len(lost) == 1:
-            warn_of_loss(lost[0], "release")
-        elif lost:
-            names = ", ".join(map(abbreviated, lost[:NAMED])) + (" ..." if len(lost) > NAMED else "")
-            why = "their leases had ended, or their keys were deleted or taken"
-            LOG.warning("%d locks were lost before they were released, %s: %s", len(lost), names, why)
-    return released
+def note_losses(leases: list[Lease], stats: Stats) -> None:
+    """Count the leases that a batch found lost, and log them in one line."""
+    lost = [lease.name for lease in leases if not lease._loss_reported()]
+    stats.losses += len(lost)
+    if len(lost) == 1:
+        warn_of_loss(lost[0], "release")
+    elif lost:
+        names = ", ".join(map(abbreviated, lost[:NAMED])) + (" ..." if len(lost) > NAMED else "")
+        why = "their leases had ended, or their keys were deleted or taken"
+        LOG.warning("%d locks were lost before they were released, %s: %s", len(lost), names, why)

@@ -76,14 +76,13 @@ class Release(Operation[bool]):
 
     def undo(self) -> Undo:
         """What carries the release out for a caller that is gone."""
-        self.uncount()
         return self.request.undo()
 
     def uncount(self) -> None:
-        """Note that it cannot have released the lease; or that it may have, which the lease knows."""
+        """Note that it is none that may have released the lease, as it failed."""
         if self.counts:
             self.counts = False
-            self.lease._releases -= 1
+            self.lease._releases -= self.lease._releases > 0
 
     def continue_from(self, answer: object, clock: Clock) -> Steps[bool]:
         """Go on from the first answer to the outcome."""
@@ -92,7 +91,7 @@ class Release(Operation[bool]):
         released = yield from with_undo(
             self._ended(answer, retry),
             lambda: self._failed(retry),
-            lambda: self._undo_if_unknown(retry) or self.undo(),
+            lambda: self._failed(retry) or self.undo(),
         )
         self._undo_if_unknown(retry)
         return released or lease._release_unknown
@@ -192,6 +191,7 @@ def undo_of(lease: Lease, sent: float, stale: tuple[Session, ...]) -> Undo:
     if lease._deadline == ENDED:  # another holds the name now, by the same token
         return Undo([], [], stale)
     lease._note_unknown_release(sent)  # a repeated release may find the key deleted by this undo
+    lease._releases = 0  # which the lease knows now: there is none to which a loss could be left
     return Undo([lease._key], [lease._raw_token], stale)
 
 

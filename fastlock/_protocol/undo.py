@@ -113,7 +113,7 @@ class UnconfirmedRelease(Undo):
         self.lease = lease
         self.on_lost = on_lost  # called with the lease, if it was lost
         self.sends = 0
-        self.refused = 0  # how many of them the server had no script for
+        self.refused = 0  # how many of them the server did not execute
         self._call = commands.hand_over(lease._key, lease._raw_token)
         self.end = end  # when the lease ends
         self._clock = clock
@@ -131,7 +131,7 @@ class UnconfirmedRelease(Undo):
     def unfinished(self, replies: list[object], again: bool) -> tuple[Undo, Exception] | None:
         reply = replies[-1]
         if isinstance(reply, Exception):
-            self.refused += str(reply).startswith("NOSCRIPT")
+            self.refused += str(reply).startswith(("NOSCRIPT", "NOPERM")) or errors.is_lasting(reply)
             return self, reply
         self._told(self, None if reply == b"PONG" else reply != 0 or self.maybe_earlier)
         return None

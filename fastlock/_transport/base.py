@@ -16,7 +16,7 @@ from fastlock._protocol.base_lock import BaseLock, LockRelease
 from fastlock._protocol.batch_operations import InterruptedRelease
 from fastlock._protocol.commands import token_matches
 from fastlock._protocol.handshake import warn_of_pending_undos
-from fastlock._protocol.lease import Lease, Lost, is_inherited, now
+from fastlock._protocol.lease import ENDED, Lease, Lost, is_inherited, now
 from fastlock._protocol.local_queue import LocalQueues
 from fastlock._protocol.losses import warn_of_loss
 from fastlock._protocol.renewal import Renewal, Renewals, RenewalSettings
@@ -98,7 +98,7 @@ class Transport:
         unconfirmed = op.unwaited(now, self.release_told)
         if unconfirmed is None or self.post_unconfirmed(unconfirmed):
             return unconfirmed is not None
-        unconfirmed.lease._posted = False  # it is waited for
+        unconfirmed.lease._posted, unconfirmed.lease._lost_end = False, ENDED  # it is waited for
         return False
 
     def post_unconfirmed(self, unconfirmed: UnconfirmedRelease) -> bool:
@@ -143,11 +143,13 @@ class Transport:
             if len(self.resent) >= MOST_RESENT:
                 self.resent.clear()
             self.resent[key] = unconfirmed.tokens[0]
+        lease = unconfirmed.lease
+        if released is None and unconfirmed.sends == unconfirmed.refused:  # none that another one can have found
+            lease._releases -= lease._releases > 0
         if released or released is None:
             self.stats.recovered += bool(released) and unconfirmed.maybe_earlier
             return
-        lease = unconfirmed.lease
-        if lease._left_to_another() or lease._release_unknown or lease._loss_reported():
+        if lease._leave_to_another() or lease._release_unknown or lease._loss_reported():
             return  # another release of it has released it, or tells what it finds, or who renewed it has told
         self.stats.losses += 1
         warn_of_loss(lease.name, "keep" if type(unconfirmed) is KeptRelease else "release")
@@ -300,7 +302,7 @@ class Transport:
         """Carry out a release that was interrupted, as by `undo_interrupted`: who leaves a `with` does not try again.
         Without `lease` it is that of the owner; without `op` it had not begun."""
         lease = lease or lock._lease_of(owner)
-        if lease is not None and not is_inherited(lease) and not is_own(error):
+        if lease is not None and not is_inherited(lease) and self.was_interrupted(error):
             self.undo_interrupted(op or lock._release_of(lease), error)
 
     def cancel_wait(self, op: Acquire, waiter: Waiter, error: BaseException | None = None) -> None:

@@ -166,10 +166,12 @@ class Connection:
 
     def post(self, delivery: UndoDelivery) -> None:
         """Send an undo, for whose reply nobody waits: the thread that reads next on this connection reads it."""
-        with self.mutex:
-            alive = self.error is None
-            if alive:
-                write_undo(self, delivery)
+        alive = self.error is None  # else who fails it has the mutex, and may wait for what a handler has interrupted
+        if alive:
+            with self.mutex:
+                alive = self.error is None
+                if alive:
+                    write_undo(self, delivery)
         if not alive:
             delivery.outlived_by(self.session)
             self.transport.defer(delivery)
@@ -193,7 +195,8 @@ class Connection:
     def fail(self, error: BaseException) -> None:
         """The connection is broken: the outcome of every command in flight on it is unknown, and undos in flight are
         pending again."""
-        if not self.failed:
+        another_fails_it = self.error is not None  # and waits for the client's mutex, which a handler's thread may have
+        if not (self.failed or (another_fails_it and self.transport._mutex._is_owned())):
             with self.mutex:  # by one thread: another one may send the undos that are pending again meanwhile
                 try:
                     self._fail_pending(error)

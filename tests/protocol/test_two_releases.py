@@ -133,7 +133,7 @@ def test_of_two_that_are_waited_for_one_tells(clock: Clock, is_mine: int) -> Non
 
     assert run_steps(clock, Release(lease), other, *([] if is_mine else [[0]])).outcome is bool(is_mine)
     assert found == [[None]] and lease._deadline != ENDED, "it goes on until the first one ends it"
-    assert not lease._left_to_another()
+    assert not lease._leave_to_another()
 
 
 def test_one_that_could_not_be_posted_counts_once() -> None:
@@ -219,7 +219,7 @@ def test_one_that_is_repeated_is_not_beside_itself(clock: Clock, left: float) ->
     ran = run_steps(clock, Release(lease), lost(sent=True, final=True))
     assert isinstance(ran.raised, ConnectionError) and lease._releases == 0
     assert run_steps(clock, Release(lease), 0, [0]).outcome is lease._release_unknown is (left > 0)
-    assert not lease._left_to_another(), "it tells a loss"
+    assert not lease._leave_to_another(), "it tells a loss"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()])
@@ -231,6 +231,29 @@ def test_one_that_was_interrupted_is_not_beside_the_next(clock: Clock, error: Ba
     assert lease._releases == 0
 
 
+def test_one_that_was_cancelled_as_it_was_sent_again_is_not_beside_the_next(clock: Clock) -> None:
+    lease, error = lease_of(clock, -0.001), asyncio.CancelledError()
+    assert run_steps(clock, Release(lease), lost(), Raise(error)).raised is error
+    assert lease._releases == 0
+
+
+def test_a_batch_that_fails_counts_once(clock: Clock) -> None:
+    lease = lease_of(clock)
+    lease._releases = 1  # another one is under way
+    ran = run_steps(clock, in_a_batch(clock, lease), [0], [error("ERR")], [error("ERR")])
+    assert ran.raised is not None and lease._releases == 1
+
+
+def test_one_that_ended_unanswered_may_have_released_it(clock: Clock) -> None:
+    lease = lease_of(clock, token=new_token())
+    posted, other = Posted(clock, lease), Release(lease)
+    posted.undo.commands(frozenset(), False)  # whose reply was lost
+    clock.go(60)
+    assert posted.undo.commands(frozenset(), True) == [(b"PING",)]
+    assert posted.undo.unfinished([b"PONG"], True) is None
+    assert lease._leave_to_another() and other.counts
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError()])
 @pytest.mark.parametrize("answers", [[], [[0]], [[0], [error("NOSCRIPT")]]], ids=["first", "script", "single"])
 def test_a_batch_that_was_interrupted_is_not_beside_the_next(
@@ -239,3 +262,31 @@ def test_a_batch_that_was_interrupted_is_not_beside_the_next(
     lease = lease_of(clock)
     assert run_steps(clock, in_a_batch(clock, lease), *answers, Raise(error)).raised is error
     assert lease._releases == 0
+
+
+def test_a_batch_that_failed_is_not_beside_the_next_where_one_of_its_leases_had_ended(clock: Clock) -> None:
+    lease, over = lease_of(clock), lease_of(clock)
+    over._end()
+    leases, unsent = [over, lease], lost(sent=False, final=True)
+    many = release_many(leases, LocalQueues(contextlib.nullcontext()), clock)
+    assert isinstance(run_steps(clock, many, unsent, unsent, unsent).raised, ConnectionError)
+    assert lease._releases == 0
+
+
+@pytest.mark.parametrize("refusal", ["NOSCRIPT", "NOPERM", "READONLY", "LOADING", "CLUSTERDOWN"])
+def test_a_send_that_was_refused_has_released_nothing(clock: Clock, refusal: str) -> None:
+    """So that the next one, which finds nothing, has found a loss."""
+    posted = Posted(clock, lease_of(clock, token=new_token()))
+    posted.undo.commands(frozenset(), False)
+    assert posted.undo.unfinished([error(f"{refusal} because")], False)
+    posted.undo.commands(frozenset(), True)
+    assert posted.undo.unfinished([0], True) is None
+    assert posted.client.get_stats()["losses"] == 1
+
+
+def test_one_that_could_not_be_posted_leaves_no_time_of_that(clock: Clock) -> None:
+    """Else what is sent after the lease was found lost counts as having released it."""
+    client = fastlock.Client(port=1, confirm_release=False)  # it never connects
+    lock = client.lock("name", thread_local=False)
+    lock._leases[None] = lease = Lease("name", b"name", new_token(), now() + 10)
+    assert client._transport.posted(lock._new_release()) is False and lease._lost_end == ENDED

@@ -26,9 +26,10 @@ from support.faultproxy import FaultProxy, stall
 import fastlock
 import fastlock.asyncio
 from fastlock._protocol.lease import now
+from fastlock._protocol.release import Release
 from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken
-from fastlock._transport import aio_closing, base, closing
+from fastlock._transport import aio_closing, base, closing, sync
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.sync_connection import Connection
 from fastlock._transport.writing import CLOSE_SECONDS
@@ -435,33 +436,44 @@ async def test_a_handler_that_interrupts_a_change_of_the_stream_leaves_its_undo_
 
 
 @threads_only
-async def test_a_handler_that_interrupts_a_change_of_the_client_leaves_its_undo_to_others(
-    api: Api, server: Server
+@pytest.mark.parametrize("call", ["undo", "undo_interrupted", "release"])
+async def test_a_handler_that_interrupts_a_change_of_the_client_waits_for_nobody(
+    api: Api, server: Server, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has the connection's mutex may wait for the client's then, as one who finds that the connection broke."""
     client = api.client(server.url)
+    transport = client._transport
     with client.lock(NAME):
         pass
-    (connection,) = client._transport.connections
-    failing = threading.Event()
+    lock = client.lock("other", thread_local=False)
+    lock.acquire()
+    (connection,) = transport.connections
+    failing, ended, discard = threading.Event(), list[str](), transport.discard
 
-    def fail() -> None:
-        with connection.mutex:
-            failing.set()
-            connection.fail(Broken("cut"))
+    def discarded(connection: Connection) -> None:
+        failing.set()
+        discard(connection)
 
     def interrupted() -> None:
-        with client._transport._mutex:
+        with transport._mutex:
             other.start()
             failing.wait()
-            client._transport.undo(Undo([b"other"], [b"token"], connection=connection))
+            if call == "undo":
+                transport.undo(Undo([b"other"], [lock.lease._raw_token], connection=connection))
+            elif call == "undo_interrupted":
+                transport.undo_interrupted(Release(lock.lease), KeyboardInterrupt())
+            else:
+                lock.release()
+        ended.append(call)
 
-    other = threading.Thread(target=fail, daemon=True)
+    monkeypatch.setattr(sync.SyncTransport, "discard", staticmethod(discarded))
+    other = threading.Thread(target=connection.fail, args=(Broken("cut"),), daemon=True)
     await ends(interrupted)
     other.join()
-    assert len(client._transport.pending_undos) == 1
+    monkeypatch.undo()
     with client.lock(NAME):
-        assert not client._transport.pending_undos
+        assert ended and not transport.pending_undos and connection not in transport.connections
+    assert await api.get(client.lock("other", blocking_timeout=SOON).acquire())
 
 
 async def ends(call: Callable[[], object]) -> None:
