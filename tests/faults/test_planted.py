@@ -42,7 +42,7 @@ async def test_fences_reserved_but_not_used_are_detected(api: Api, server: Serve
 async def test_batch_that_sends_an_already_released_lease_is_detected(
     api: Api, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with planted(lambda patch: patch.setattr(batch, "unended", lambda _, at: at)):
+    with planted(lambda patch: patch.setattr(batch, "begin_releases", lambda _, at: at)):
         await late.test_batch_does_not_release_the_lease_of_the_next_local_holder(
             api, server, probe, None, monkeypatch, caplog
         )
