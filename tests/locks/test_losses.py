@@ -13,7 +13,7 @@ from support.apis import Api
 from support.child_client import NAME, until
 
 import fastlock
-from fastlock._fastpath import threads
+from fastlock._locks import paths
 from fastlock._protocol import batch
 from fastlock._protocol.batch_operations import release_many
 from fastlock._protocol.lease import Lease, now
@@ -59,6 +59,7 @@ async def test_a_release_that_was_cancelled_hides_none(
 
 @one_server
 @threads_only
+@pytest.mark.fastpath("threads")
 async def test_a_release_that_was_interrupted_hides_none(
     api: Api, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +72,7 @@ async def test_a_release_that_was_interrupted_hides_none(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(threads, "LockRelease", interrupted)
+    monkeypatch.setattr(paths.threads, "LockRelease", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lock.release()
     with pytest.raises(fastlock.LockNotOwnedError):
