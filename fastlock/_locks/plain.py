@@ -57,8 +57,15 @@ def enter_lock(self: Any) -> Any:
 
 def release(lock: BaseLock) -> None:
     """Release the lease of the calling thread. Errors are those of `BaseLock._new_release`."""
-    if not (lock._owners is not None and lock._leave_inner(lock._leases.get(lock._owner()))):
-        lock._transport.run(lock._new_release())
+    if lock._owners is not None and lock._leave_inner(lock._leases.get(lock._owner())):
+        return
+    op: Any = None
+    try:
+        op = lock._new_release()
+        lock._transport.run(op)
+    except BaseException as error:  # a signal handler may raise anywhere, and a `with` is left only once
+        lock._transport.finish_release(lock, lock._owner(), op and op.lease, op, error)
+        raise
 
 
 def exit_lock(self: Any, kind: object, error: BaseException | None, trace: object) -> None:

@@ -177,8 +177,8 @@ class InterruptedRelease:
         if not isinstance(self.leases, Collection):  # an iterator that was not read, or may fail again
             return []
         leases = list(self.leases)
-        if self.released:
-            batch.unreported(leases, self.released)
+        for lease, was_released in zip(leases, self.released, strict=False):  # none, if it had not begun
+            lease._unreported = was_released
         mine = batch.owned(leases, [])
         left = [lease for lease in mine if lease._deadline != ENDED]
         return [undo for lease in left for undo in Release(lease).abandon(queues, clock)]

@@ -91,7 +91,7 @@ class Release(Operation[bool]):
         released = yield from with_undo(
             self._ended(answer, retry),
             lambda: self._failed(retry),
-            lambda: self._failed(retry) or self.undo(),
+            lambda: self._abandoned(retry),
         )
         self._undo_if_unknown(retry)
         return released or lease._release_unknown
@@ -116,7 +116,9 @@ class Release(Operation[bool]):
         """End the release of a caller that was interrupted, as `Acquire.abandon` does. The release is carried out, even
         if it had not begun: a caller that leaves a `with` does not try again."""
         queues.release(self.lease, clock())
-        self.request.sent = self.request.sent or clock()
+        if not self.request.sent:
+            self.uncount()
+            self.request.sent = 0.0 if self.lease._deadline == ENDED else clock()
         return [self.undo()]
 
     def hand_over(self) -> None:
@@ -178,6 +180,11 @@ class Release(Operation[bool]):
         self.uncount()
         return undo
 
+    def _abandoned(self, retry: RetryState) -> Undo:
+        """As `_undo_if_unknown`, for a caller that is gone."""
+        since = retry.unknown_since if retry.outcome_unknown else self.request.sent
+        return undo_of(self.lease, since, self.request.stale)
+
     def _undo_if_unknown(self, retry: RetryState) -> Undo | None:
         """The undo of a release whose reply was lost, or None. It is noted that the lost command may have released."""
         if not retry.outcome_unknown:
@@ -189,6 +196,8 @@ class Release(Operation[bool]):
 def undo_of(lease: Lease, sent: float, stale: tuple[Session, ...]) -> Undo:
     """What carries out the release of a lease, which was sent then (0: was not sent), for a caller that is gone."""
     if lease._deadline == ENDED:  # another holds the name now, by the same token
+        if sent:  # one that was posted meanwhile may find the name released by it
+            lease._note_unknown_release(sent)
         return Undo([], [], stale)
     lease._note_unknown_release(sent)  # a repeated release may find the key deleted by this undo
     lease._releases = 0  # which the lease knows now: there is none to which a loss could be left

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME, until
+from support.child_client import NAME, SOON, until
 
 import fastlock
 from fastlock._locks import paths
 from fastlock._protocol import batch
 from fastlock._protocol.batch_operations import release_many
 from fastlock._protocol.lease import Lease, now
+from fastlock._transport import sync
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "impl")
@@ -78,6 +79,34 @@ async def test_a_release_that_was_interrupted_hides_none(
     with pytest.raises(fastlock.LockNotOwnedError):
         lock.release()
     assert client.get_stats()["losses"] == 1 and lock.lease is None
+
+
+@one_server
+@threads_only
+@pytest.mark.parametrize("kind", ["semaphore", "read", "write"])
+async def test_a_release_that_was_interrupted_as_it_began_is_carried_out(
+    api: Api, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def locks(client: Any) -> tuple[Any, Any]:
+        if kind == "semaphore":
+            return (client.semaphore(NAME, permits=1, timeout=60, blocking_timeout=SOON),) * 2
+        both = client.rw_lock(NAME, timeout=60, blocking_timeout=SOON)
+        return (both.read, both.write) if kind == "read" else (both.write, both.read)
+
+    lock, _ = locks(api.client(server.url))
+    _, theirs = locks(api.client(server.url))
+    lock.acquire()
+    lease = lock.lease
+
+    def interrupted(*given: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sync.SyncTransport, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lock.release()
+    assert theirs.acquire() and lease._releases == 0
+    theirs.release()
 
 
 @pytest.fixture

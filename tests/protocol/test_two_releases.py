@@ -15,7 +15,7 @@ from support.run_steps import After, Clock, Raise, error, lease_of, lost, run_st
 import fastlock
 from fastlock._errors import ConnectionError
 from fastlock._protocol.base_lock import LockRelease
-from fastlock._protocol.batch_operations import release_many
+from fastlock._protocol.batch_operations import InterruptedRelease, release_many
 from fastlock._protocol.lease import ENDED, Lease, new_token, now
 from fastlock._protocol.local_queue import LocalQueues
 from fastlock._protocol.release import Release
@@ -235,6 +235,34 @@ def test_one_that_was_cancelled_as_it_was_sent_again_is_not_beside_the_next(cloc
     lease, error = lease_of(clock, -0.001), asyncio.CancelledError()
     assert run_steps(clock, Release(lease), lost(), Raise(error)).raised is error
     assert lease._releases == 0
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_one_that_was_interrupted_is_none_that_another_can_have_found_unless_it_was_sent(
+    clock: Clock, sent: bool
+) -> None:
+    lease = lease_of(clock, token=new_token())
+    release = Release(lease)
+    release.request.sent = clock() if sent else 0.0
+    posted = Posted(clock, lease)
+    (undo,) = release.abandon(LocalQueues(contextlib.nullcontext()), clock)
+    assert not undo.names, "the posted one releases it"
+    assert posted.tells_loss() is not sent
+
+
+def test_a_batch_that_was_interrupted_counts_once(clock: Clock) -> None:
+    lease, released, others = lease_of(clock, token=new_token()), list[Any](), []
+    queues = LocalQueues(contextlib.nullcontext())
+    lease._releases = 1  # another one is under way
+
+    def posted(request: Any) -> Raise:
+        request.sent = 0.0  # it waits for a connection
+        others.append(Posted(clock, lease))
+        return Raise(KeyboardInterrupt())
+
+    run_steps(clock, release_many([lease], queues, clock, released), posted)
+    assert not InterruptedRelease([lease], released).abandon(queues, clock)
+    assert not others[0].tells_loss(), "the other one may have released it"
 
 
 def test_a_batch_that_fails_counts_once(clock: Clock) -> None:
