@@ -65,9 +65,7 @@ class Lease:
         self._extensions = 0  # extensions under way: by its token, so that they would count for the next holder, too
         self._extensions_begun = 0  # extensions so far
         self._releasing = False  # whether a release of it was begun
-        self._releases = (
-            0  # begun releases that may have released it: none that failed, or found nothing beside another
-        )
+        self._releases = 0  # how many may have released it: none that failed, or found nothing beside another one
         self._posted = False  # whether a release of it was sent that nobody waits for, or is about to be
         self._unreported = False  # whether it was released by a `release_many` that failed for others
         self._release_unknown = False  # whether a release was sent, its reply lost: a missing key may be its work
