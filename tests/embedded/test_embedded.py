@@ -154,7 +154,7 @@ def test_the_port_was_taken_meanwhile(start_server: Callable[..., Server], monke
 # ------------------------------------------------------------------------------------------------- how it ends
 
 OWNER = """
-import os, signal, sys, threading, time
+import os, select, signal, sys, threading, time
 from fastlock.embedded import Server
 def tell(*what): print(*what, flush=True)
 """
@@ -190,7 +190,8 @@ def told_line(process: subprocess.Popen[str]) -> list[str]:
 def test_dies_with_an_owner_that_is_killed(
     owner: Callable[[str], subprocess.Popen[str]], death: signal.Signals
 ) -> None:
-    process = owner("s = make(); tell(s.path); sys.stdin.read()")
+    # A signal that comes just before a read begins would interrupt it only with the next byte
+    process = owner("s = make(); tell(s.path)\nwhile not select.select([sys.stdin], [], [], 0.1)[0]: pass")
     (path,) = told_line(process)
     connection = connected(path)
     process.send_signal(death)
