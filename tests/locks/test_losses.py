@@ -36,6 +36,16 @@ async def ended(api: Api, probe: redis.Redis, lock: Any) -> Lease:
     return lease
 
 
+def interrupt(monkeypatch: pytest.MonkeyPatch, place: object, name: str) -> None:
+    """Let the next call of a function there raise, as a signal handler would."""
+
+    def interrupted(*given: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, name, interrupted)
+
+
 @one_server
 @tasks_only
 @pytest.mark.parametrize("path", ["fast", "contended", "reconnecting"])
@@ -69,11 +79,7 @@ async def test_a_release_that_was_interrupted_hides_none(
     lock = client.lock(NAME, timeout=60)
     await ended(api, probe, lock)
 
-    def interrupted(*given: object) -> None:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(paths.threads, "LockRelease", interrupted)
+    interrupt(monkeypatch, paths.threads, "LockRelease")
     with pytest.raises(KeyboardInterrupt):
         lock.release()
     with pytest.raises(fastlock.LockNotOwnedError):
@@ -98,11 +104,7 @@ async def test_a_release_that_was_interrupted_as_it_began_is_carried_out(
     lock.acquire()
     lease = lock.lease
 
-    def interrupted(*given: object) -> None:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sync.SyncTransport, "run", interrupted)
+    interrupt(monkeypatch, sync.SyncTransport, "run")
     with pytest.raises(KeyboardInterrupt):
         lock.release()
     assert theirs.acquire() and lease._releases == 0
