@@ -133,7 +133,11 @@ class KeptLeases(Moments):
         """Have the transport ask for what has lapsed, in time. Called without the mutex."""
         keeper = None if self.keeper is None else self.keeper()
         if keeper is not None:
-            keeper.wake_keeper()
+            try:
+                keeper.wake_keeper()
+            except BaseException:  # a signal handler raised: whoever sleeps still would let the key stay for its lease
+                keeper.wake_keeper()
+                raise
 
     def tell_recalled(self, lease: Lease | None) -> None:
         """Have the transport release a lease that was recalled."""

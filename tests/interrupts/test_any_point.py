@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -158,6 +159,29 @@ def test_a_kept_lease_interrupted_at_any_point(
         if not raised:
             break
     assert step > 1 or (operation == "leave" and not EXIT_IS_PYTHON)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("operation", ["release", "leave"])
+def test_a_kept_lease_lapses_though_its_release_is_interrupted_at_any_point(
+    impl: str, server: Server, probe: redis.Redis, no_leaks: Any, operation: str
+) -> None:
+    """The thread that is to release it in time sleeps for longer: it is woken in any case."""
+    with fastlock.Client.from_url(server.unix_url) as client:
+        long, lock = client.lock("long", timeout=600, keep=600), client.lock(NAME, timeout=600, keep=0.005)
+        while not client._transport.queues.kept:
+            with long:
+                pass
+        for step in itertools.count(1):
+            lock.acquire()
+            leave = partial(lock.__exit__, None, None, None)
+            files = {file for file in STACK if file.endswith(("keeping.py", "kept.py", "sync_connection.py"))}
+            raised = raise_at(step, files, lock.release if operation == "release" else leave)
+            while probe.exists(NAME):  # the test's timeout ends this
+                time.sleep(0.001)
+            if not raised:
+                break
+    assert step > 1
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
