@@ -338,7 +338,7 @@ class Client(Uncopyable):
         given: list[Lease | None] = []
         mine: list[Lease] = []
         released: list[Any] = []
-        self._transport.releases += 1
+        self._transport.operations += 1
         try:
             mine = batch.owned(leases, given)
             self._transport.begin()
@@ -350,7 +350,8 @@ class Client(Uncopyable):
                 await self._transport.flush_if_closed()
             raise
         finally:
-            self._transport.release_ended()
+            self._transport.operations -= 1  # before any call, in which a signal handler could raise
+            self._transport.operation_ended()
         return outcome
 
     def locked(

@@ -63,7 +63,7 @@ class MultiLock(BaseMultiLock):
             raise self._not_held("release")
         transport, released = self._transport, list[Any]()
         owner = owner or self._one._owner()
-        transport.releases += 1
+        transport.operations += 1
         try:
             lease = self._lease_for("release", owner)
             transport.begin()
@@ -75,7 +75,8 @@ class MultiLock(BaseMultiLock):
                 await transport.flush_if_closed()
             raise
         finally:
-            transport.release_ended()
+            transport.operations -= 1  # before any call, in which a signal handler could raise
+            transport.operation_ended()
 
     @coroutine_function
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:

@@ -59,6 +59,11 @@ class RetryState:
             raise errors.fresh_copy(lost.error)
         return 0.0 if self.failures == 1 else backoff(self.failures)
 
+    def sleep(self, lost: ConnectionLost, request: Request) -> Sleep:
+        """The step before a request is sent again. Raises what `pause` raises."""
+        closed = request.allowed_after_close
+        return Sleep(limited(self.pause(lost, closed), request.until, self.clock), allowed_after_close=closed)
+
 
 def resolve(request: Request, answer: object, retry: RetryState) -> Steps[Any]:
     """From any answer to a plain reply: reconnect, load scripts, change to a template that the server knows, wait for a
@@ -74,7 +79,7 @@ def resolve(request: Request, answer: object, retry: RetryState) -> Steps[Any]:
             if answer.sent and not retry.outcome_unknown:
                 retry.unknown_since = request.sent
             request.maybe_executed |= answer.sent
-            yield Sleep(limited(retry.pause(answer, request.allowed_after_close), request.until, retry.clock))
+            yield retry.sleep(answer, request)
             if request.until is not None and retry.clock() >= request.until:
                 raise errors.fresh_copy(answer.error)  # not "held by somebody else", which nobody knows
         elif isinstance(answer, Exception):
@@ -177,7 +182,7 @@ def _recover(request: Request, error: Exception, retry: RetryState) -> Steps[Non
         if isinstance(answer, ConnectionLost):  # with the scripts: that is no load, and the command was not executed
             retry.loads -= 1
             lost = ConnectionLost(answer.error, answer.retry_for, sent=False, final=answer.final)
-            yield Sleep(limited(retry.pause(lost, request.allowed_after_close), request.until, retry.clock))
+            yield retry.sleep(lost, request)
         refused = answer[0] if type(answer) is list and isinstance(answer[0], Exception) else None
         if refused is not None and not errors.is_passing(refused):
             if not isinstance(request, Command) or request.opcode != Opcode.ACQUIRE_OR_RECALL:

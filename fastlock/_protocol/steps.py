@@ -228,13 +228,15 @@ class Wait:
 
 
 class Sleep:
-    """Step: sleep so many seconds. `held`: because somebody else holds the lock."""
+    """Step: sleep so many seconds. `held`: because somebody else holds the lock. `allowed_after_close`: as of a
+    Request; such a sleep does not end with the client."""
 
-    __slots__ = ("held", "seconds")
+    __slots__ = ("allowed_after_close", "held", "seconds")
 
-    def __init__(self, seconds: float, held: bool = False) -> None:
+    def __init__(self, seconds: float, held: bool = False, allowed_after_close: bool = False) -> None:
         self.seconds = seconds
         self.held = held
+        self.allowed_after_close = allowed_after_close
 
 
 class ConnectionLost:

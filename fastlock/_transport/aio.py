@@ -82,7 +82,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self._loop_end: Any = None  # a generator that the loop closes when it ends: see `_at_end`
         self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._sleeping: set[Wakeup] = set()
-        self.releases = 0  # releases under way that take more than one command
+        self.operations = 0  # under way, but those that a single command has carried out
         self._closing: list[Wakeup] = []  # what each `close` that is under way awaits
         self._broken = False  # whether a connection broke that no new one has replaced yet
         self._failures = 0  # connections in a row that did not come up, or broke at once
@@ -164,7 +164,6 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
     ) -> None:
         """Carry out a release that the fast path hands on. Without `op` it starts anew, for the lease of `owner`, None:
         of the caller; with `op` it goes on from the answer to that."""
-        self.releases += 1
         try:
             if op is None:
                 self.begin()
@@ -175,35 +174,40 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
             if not leaving:
                 raise
             lock._report_release_error(error, problem)
-        except asyncio.CancelledError:
-            await self.flush_if_closed()
-            raise
-        finally:
-            self.release_ended()
 
     async def run(self, op: Operation[T], answer: object = Answer.NOT_ASKED) -> T:
         """Carry out an operation; returns its outcome, raises its errors. answer: from which to go on, as of
         `Operation.steps`."""
+        self.operations += 1
         try:
-            self.begin()
-            if answer is Answer.NOT_ASKED:
-                answer = op.begin(self.queues, now())
-            elif (self.unconfirmed or self.resent) and self.met_own_release(op.request, answer):
-                answer = Answer.ASK_SERVER
-            if answer is Answer.ASK_SERVER:
-                if self.posted(op):
-                    return op.posted()
-                answer = await self._execute(op.request)
-                if (outcome := op.at_once(answer, now())) is not Answer.UNDECIDED:
-                    return outcome
-            return await self.drive(op.steps(self.queues, now, answer))
+            try:
+                return await self._run(op, answer)
+            finally:
+                self.operations -= 1  # before any call, in which a signal handler could raise
+                self.operation_ended()
         except BaseException as error:  # also raised as `drive` is entered, when the server has granted already
             try:
                 self.undo_interrupted(op, error)
             except BaseException as again:
                 self.undo_interrupted(op, again)
                 raise
+            if isinstance(error, Exception | asyncio.CancelledError):  # others end the loop, or this coroutine
+                await self.flush_if_closed()
             raise
+
+    async def _run(self, op: Operation[T], answer: object) -> T:
+        self.begin()
+        if answer is Answer.NOT_ASKED:
+            answer = op.begin(self.queues, now())
+        elif (self.unconfirmed or self.resent) and self.met_own_release(op.request, answer):
+            answer = Answer.ASK_SERVER
+        if answer is Answer.ASK_SERVER:
+            if self.posted(op):
+                return op.posted()
+            answer = await self._execute(op.request)
+            if (outcome := op.at_once(answer, now())) is not Answer.UNDECIDED:
+                return outcome
+        return await self.drive(op.steps(self.queues, now, answer))
 
     def was_interrupted(self, error: BaseException | None) -> bool:
         """As `Transport.was_interrupted`; but a cancelled task was not, as it leaves its undos where it waits. A task
@@ -237,7 +241,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         if isinstance(step, Wait):
             return await self._wait(step.waiter, step.until)
         if isinstance(step, Sleep):
-            return await self._sleep(step.seconds)
+            return await self._sleep(step)
         if isinstance(step, GetSession):
             return await self._execute(step)
         return self.protocol_violation(step)
@@ -368,8 +372,11 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         if self.sweep_timer is None and (self.queued_keys or self.expected_keys) and not self.closed:
             self.sweep_timer = loop.call_later(RECHECK_SECONDS, self.sweep, True)
 
-    async def _sleep(self, seconds: float) -> None:
-        """Sleep, but wake when the client is closed."""
+    async def _sleep(self, step: Sleep) -> None:
+        """Sleep; what is not allowed after close wakes when the client is closed."""
+        seconds = step.seconds
+        if step.allowed_after_close:
+            return await asyncio.sleep(seconds)
         if self.closed:
             return
         wakeup = Wakeup().arm(self.wakeups)

@@ -32,7 +32,7 @@ class AsyncClosing(AsyncUndos):
     """How an `AsyncTransport` ends."""
 
     wakeups: Any
-    releases: int  # releases under way that take more than one command
+    operations: int  # under way, but those that a single command has carried out
     _closing: list[Wakeup]  # what each `close` that is under way awaits
     _connecting: asyncio.Task[AsyncConnection] | None
     _delivery_end: float  # until when what is pending is delivered, once the client ends
@@ -91,8 +91,8 @@ class AsyncClosing(AsyncUndos):
             self.give_up([each.undo for each in list(self.pending_undos) if removed(self.pending_undos, each)])
 
     async def flush_if_closed(self) -> None:
-        """If the client is closed, send its pending undos at once: nothing else would."""
-        if self.closed:
+        """If the client is closed, and nobody closes it just now, send its pending undos: nothing else would."""
+        if self.closed and (self._ending is None or self._ending.done()):
             await self._flush_after_close()
 
     async def _deliver(self, ended: Exception, end: float) -> None:
@@ -136,8 +136,8 @@ class AsyncClosing(AsyncUndos):
             wakeup(None)
         self.wake_waiters()
         until = now() + CLOSE_SECONDS
-        if connection is not None:
-            await self._await_waiters(connection, until)
+        if self.loop is not None:
+            await self._await_operations(until)
         await self._stop_connecting(connecting)
         if connection is not None:
             error = errors.ClientClosedError("this client was closed")
@@ -158,15 +158,16 @@ class AsyncClosing(AsyncUndos):
         """Wake all waiters, to check again whether they are to wait."""
         self.queues.wake_all()
 
-    async def _await_waiters(self, connection: AsyncConnection, until: float) -> None:
+    async def _await_operations(self, until: float) -> None:
         """Wait until tasks have nothing to send any more: waiters have left the server's queues, releases have handed
-        over, and tasks that got an answer have run again."""
+        over, and tasks that got an answer, or have lost the connection, have run again."""
         self.queues.on_empty = self._no_longer_busy
-        while connection.error is None and now() < until:
-            if self.queues.by_entry or self.releases > 0:
+        while now() < until:
+            queued = self.connection is not None and self.connection.error is None and self.queues.by_entry
+            if queued or self.operations > 0:
                 wakeup = Wakeup().arm(self.wakeups)
                 self._closing.append(wakeup)
-                timer = connection.loop.call_later(until - now(), wakeup, None)
+                timer = asyncio.get_running_loop().call_later(until - now(), wakeup, None)
                 try:
                     await wakeup
                 finally:
@@ -178,14 +179,14 @@ class AsyncClosing(AsyncUndos):
                 break
 
     def _no_longer_busy(self) -> None:
-        """End the wait of `close`: nobody waits at the server any more, or a release has ended."""
+        """End the wait of `close`: nobody waits at the server any more, or an operation has ended."""
         for wakeup in list(self._closing):
             wakeup(None)
 
-    def release_ended(self) -> None:
-        """One of the releases that are counted in `releases` has ended."""
-        self.releases -= 1
-        self._no_longer_busy()
+    def operation_ended(self) -> None:
+        """One of the operations has ended, and is not counted any more."""
+        if self._closing:
+            self._no_longer_busy()
 
     def cancel_shared_timeouts(self) -> None:
         """Leave no timer to the loop, when nobody waits any more."""

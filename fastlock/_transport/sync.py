@@ -174,14 +174,17 @@ class SyncTransport(SyncKeeping, SyncClosing):
         if isinstance(step, Sleep):
             if step.held:
                 native.refuse_greenlet("the lock is held")
-            return self._sleep(step.seconds)
+            return self._sleep(step)
         if isinstance(step, GetSession):
             return self.get_session()
         return self.protocol_violation(step)
 
-    def _sleep(self, seconds: float) -> None:
-        """Sleep, but wake when the client is closed."""
-        if self._closing.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+    def _sleep(self, step: Sleep) -> None:
+        """Sleep; what is not allowed after close wakes when the client is closed."""
+        seconds = step.seconds
+        if step.allowed_after_close:
+            time.sleep(min(seconds, threading.TIMEOUT_MAX))
+        elif self._closing.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             self._closing.release()  # for the next one
 
     def wait(self, waiter: Waiter, until: float | None) -> None:

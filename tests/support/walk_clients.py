@@ -155,8 +155,8 @@ class WalkTransport(AsyncTransport):
         finally:
             waiter.on_wake, waiter.woken = None, False
 
-    async def _sleep(self, seconds: float) -> None:
-        await self.performed(steps.Sleep(seconds))
+    async def _sleep(self, step: steps.Sleep) -> None:
+        await self.performed(step)
 
     async def performed(self, step: Any) -> Any:
         if self.walked.dead:

@@ -152,6 +152,34 @@ async def test_a_connection_cut_during_closing_leaves_no_key(
     assert not probe.exists(NAME)
 
 
+@one_server
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("ticks", range(4))
+@pytest.mark.parametrize("kind", ["lock", "multi"])
+async def test_an_acquire_whose_connection_broke_before_closing_leaves_no_key(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, ticks: int, kind: str
+) -> None:
+    """Its task has not run again, or waits for another connection, when the client is closed."""
+    client = api.client(proxy.url)
+    lock = client.lock(NAME, timeout=None) if kind == "lock" else client.multi_lock([NAME, "other"], timeout=600)
+    async with lock:  # the server knows the script from now on
+        pass
+    armed = proxy.arm(stall(), after=MARK, times=1)
+    task = asyncio.ensure_future(lock.acquire())
+    await fired(api, armed.wait)
+    await until(api, lambda: probe.exists(NAME), "the acquire is executed")
+    connection = client._transport.connection
+    proxy.cut()
+    while connection.error is None:
+        await asyncio.sleep(0)
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    await client.close()
+    assert not probe.exists(NAME, "other") and client._transport.pending_undos == []
+    with pytest.raises(fastlock.ClientClosedError):
+        await task
+
+
 @threads_only
 async def test_an_undo_beside_closing_is_carried_out(
     api: Api, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
@@ -319,6 +347,23 @@ async def test_a_release_under_way_on_closing_succeeds(
     job = api.start(lock.release)
     await fired(api, armed.wait)
     await api.get(client.close())
+    await job.get()
+    assert not probe.exists(NAME) and lock.lease is None
+
+
+@two_servers
+async def test_a_release_after_closing_is_tried_again(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """The server ends new connections at first, as a proxy does whose server restarts."""
+    client = api.client(proxy.url)
+    lock = client.lock(NAME, timeout=None, thread_local=False)
+    await api.get(lock.acquire())
+    await api.get(client.close())
+    proxy.hanging_up, before = True, proxy.accepted
+    job = api.start(lock.release)
+    await fired(api, lambda: proxy.wait_for(lambda proxy: proxy.accepted >= before + 3))
+    proxy.hanging_up = False
     await job.get()
     assert not probe.exists(NAME) and lock.lease is None
 

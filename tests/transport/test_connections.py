@@ -30,7 +30,7 @@ import fastlock.asyncio
 from fastlock._protocol import extension, handshake
 from fastlock._protocol.commands import Opcode, hand_over
 from fastlock._protocol.lease import now
-from fastlock._protocol.steps import ConnectionLost, RawCommands
+from fastlock._protocol.steps import ConnectionLost, RawCommands, Sleep
 from fastlock._protocol.undo import Undo
 from fastlock._stream_errors import Broken
 from fastlock._transport import aio, sync, waiting
@@ -99,11 +99,14 @@ def note_pauses(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses of this client from now on, however short; none of them is made."""
     found: list[float] = []
 
-    async def sleep(seconds: float) -> None:
-        found.append(seconds)
+    def note(step: Sleep) -> None:
+        found.append(step.seconds)
+
+    async def sleep(step: Sleep) -> None:
+        note(step)
 
     is_async = inspect.iscoroutinefunction(client._transport._sleep)
-    monkeypatch.setattr(client._transport, "_sleep", sleep if is_async else found.append)
+    monkeypatch.setattr(client._transport, "_sleep", sleep if is_async else note)
     return found
 
 
