@@ -338,20 +338,16 @@ class Client(Uncopyable):
         given: list[Lease | None] = []
         mine: list[Lease] = []
         released: list[Any] = []
-        self._transport.operations += 1
         try:
             mine = batch.owned(leases, given)
             self._transport.begin()
-            await self._transport.drive(release_many(mine, self._transport.queues, now, released))
+            await self._transport.complete(release_many(mine, self._transport.queues, now, released))
             outcome = batch.merge(given, mine, released)
         except BaseException as error:  # a signal handler may have raised it
             self._transport.undo_interrupted_batch(mine or given or leases, released, error)
             if isinstance(error, asyncio.CancelledError):
                 await self._transport.flush_if_closed()
             raise
-        finally:
-            self._transport.operations -= 1  # before any call, in which a signal handler could raise
-            self._transport.operation_ended()
         return outcome
 
     def locked(

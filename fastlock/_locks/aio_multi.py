@@ -63,20 +63,16 @@ class MultiLock(BaseMultiLock):
             raise self._not_held("release")
         transport, released = self._transport, list[Any]()
         owner = owner or self._one._owner()
-        transport.operations += 1
         try:
             lease = self._lease_for("release", owner)
             transport.begin()
-            await transport.drive(self._releases(lease, released))
+            await transport.complete(self._releases(lease, released))
             self._note_released(lease, released)
         except BaseException as error:  # a signal handler may have raised it
             self._carry_out(owner, released, error)
             if isinstance(error, asyncio.CancelledError):
                 await transport.flush_if_closed()
             raise
-        finally:
-            transport.operations -= 1  # before any call, in which a signal handler could raise
-            transport.operation_ended()
 
     @coroutine_function
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:

@@ -82,7 +82,6 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self._loop_end: Any = None  # a generator that the loop closes when it ends: see `_at_end`
         self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._sleeping: set[Wakeup] = set()
-        self.operations = 0  # under way, but those that a single command has carried out
         self._closing: list[Wakeup] = []  # what each `close` that is under way awaits
         self._broken = False  # whether a connection broke that no new one has replaced yet
         self._failures = 0  # connections in a row that did not come up, or broke at once
@@ -101,6 +100,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self.queues.keeper = weakref.ref(self)
         self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
         self.expected_keys = self.queues.expected
+        self.operations: set[object] = set()  # under way, but those that a single command has carried out
         self.shared_timeouts: dict[float, Any] = {}  # of the compiled fast path, by seconds; negative: of a local wait
         self.sweep_timer: asyncio.TimerHandle | None = None
         self.turn_end = 0.0
@@ -178,12 +178,14 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
     async def run(self, op: Operation[T], answer: object = Answer.NOT_ASKED) -> T:
         """Carry out an operation; returns its outcome, raises its errors. answer: from which to go on, as of
         `Operation.steps`."""
-        self.operations += 1
         try:
+            self.begin()
+            operations = self.operations
             try:
+                operations.add(op)
                 return await self._run(op, answer)
             finally:
-                self.operations -= 1  # before any call, in which a signal handler could raise
+                operations.discard(op)
                 self.operation_ended()
         except BaseException as error:  # also raised as `drive` is entered, when the server has granted already
             try:
@@ -196,7 +198,6 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
             raise
 
     async def _run(self, op: Operation[T], answer: object) -> T:
-        self.begin()
         if answer is Answer.NOT_ASKED:
             answer = op.begin(self.queues, now())
         elif (self.unconfirmed or self.resent) and self.met_own_release(op.request, answer):
@@ -221,6 +222,16 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         if isinstance(error, asyncio.CancelledError):
             for undo in InterruptedRelease(leases, released).abandon(self.queues, now):
                 self.undo(undo)
+
+    async def complete(self, steps: Steps[T]) -> T:
+        """As `drive`, for steps that `close` lets end."""
+        operations = self.operations
+        try:
+            operations.add(steps)
+            return await self.drive(steps)
+        finally:
+            operations.discard(steps)
+            self.operation_ended()
 
     async def drive(self, steps: Steps[T]) -> T:
         """Carry out the steps of an operation; returns its outcome, raises its errors."""

@@ -32,7 +32,7 @@ class AsyncClosing(AsyncUndos):
     """How an `AsyncTransport` ends."""
 
     wakeups: Any
-    operations: int  # under way, but those that a single command has carried out
+    operations: set[object]  # under way, but those that a single command has carried out
     _closing: list[Wakeup]  # what each `close` that is under way awaits
     _connecting: asyncio.Task[AsyncConnection] | None
     _delivery_end: float  # until when what is pending is delivered, once the client ends
@@ -164,7 +164,7 @@ class AsyncClosing(AsyncUndos):
         self.queues.on_empty = self._no_longer_busy
         while now() < until:
             queued = self.connection is not None and self.connection.error is None and self.queues.by_entry
-            if queued or self.operations > 0:
+            if queued or self.operations:
                 wakeup = Wakeup().arm(self.wakeups)
                 self._closing.append(wakeup)
                 timer = asyncio.get_running_loop().call_later(until - now(), wakeup, None)
@@ -184,7 +184,7 @@ class AsyncClosing(AsyncUndos):
             wakeup(None)
 
     def operation_ended(self) -> None:
-        """One of the operations has ended, and is not counted any more."""
+        """One of the operations has ended."""
         if self._closing:
             self._no_longer_busy()
 

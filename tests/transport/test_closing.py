@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from support.faultproxy import FaultProxy, stall
 from support.tls import Authority, TlsFront
 
 import fastlock
+from fastlock._protocol.steps import Sleep
 from fastlock._protocol.undo import Undo
 from fastlock._transport import aio_closing, closing, sync
 from fastlock._transport.sync_connection import Connection
@@ -366,6 +368,40 @@ async def test_a_release_after_closing_is_tried_again(
     proxy.hanging_up = False
     await job.get()
     assert not probe.exists(NAME) and lock.lease is None
+
+
+@one_server
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("what", ["lock", "multi", "many"])
+async def test_closing_waits_for_a_release_that_is_tried_again(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, what: str
+) -> None:
+    client = api.client(proxy.url)
+    names = [NAME, "other"]
+    lock = client.lock(NAME, timeout=None) if what == "lock" else client.multi_lock(names, timeout=600)
+    leases = await client.acquire_many(names, timeout=600) if what == "many" else []
+    if not leases:
+        await lock.acquire()
+    proxy.hanging_up, before = True, proxy.accepted
+    proxy.cut()
+    task = asyncio.ensure_future(client.release_many(leases) if leases else lock.release())
+    await fired(api, lambda: proxy.wait_for(lambda proxy: proxy.accepted >= before + 3))
+    closing = asyncio.ensure_future(client.close())
+    await until(api, lambda: client.closed, "the client is being closed")
+    proxy.hanging_up = False
+    await closing
+    assert not probe.exists(*names)
+    await task
+
+
+@one_server
+async def test_a_closed_client_pauses_between_two_tries_of_a_release(api: Api, server: Server) -> None:
+    client = api.client(server.unix_url)
+    await api.get(client.server_info())
+    await api.get(client.close())
+    began = time.monotonic()
+    await api.get(client._transport._sleep(Sleep(0.01, allowed_after_close=True)))
+    assert time.monotonic() - began >= 0.01
 
 
 @pytest.mark.parametrize("api", ["asyncio"], indirect=True)
