@@ -275,7 +275,6 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
             return await self._execute_after_close(request)
         except asyncio.CancelledError:
             self._carry_out(request)
-            await self.flush_if_closed()
             raise
 
     async def _execute_after_close(self, request: Request) -> Any:
