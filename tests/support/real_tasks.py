@@ -33,7 +33,7 @@ class NoSelector:
 class HandLoop(asyncio.BaseEventLoop):
     """An event loop that is stepped by hand. It knows no sockets, and no time passes in it."""
 
-    def __init__(self, dial: Callable[[Any], asyncio.Transport]) -> None:
+    def __init__(self, dial: Callable[[Any], asyncio.Transport | None]) -> None:
         super().__init__()
         self._selector = NoSelector()
         self.dial = dial
@@ -48,6 +48,8 @@ class HandLoop(asyncio.BaseEventLoop):
     async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **options: Any) -> Any:
         protocol = protocol_factory()
         transport = self.dial(protocol)
+        if transport is None:  # its process is dead: whoever connects gets no further
+            await self.create_future()
         protocol.connection_made(transport)
         return transport, protocol
 
@@ -159,9 +161,9 @@ class TaskClient(RealClient):
         self.run()
         connecting.result()
 
-    def dial(self, protocol: Any) -> LineTransport:
+    def dial(self, protocol: Any) -> LineTransport | None:
         if self.dead:
-            raise ConnectionRefusedError("its process is dead")
+            return None
         line = Line.to(self.path)
         self.lines.append(line)
         self.byte_transports[line] = LineTransport(self, line, protocol)
