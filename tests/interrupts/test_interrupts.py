@@ -113,7 +113,7 @@ def test_interrupted_threads_leave_no_key(server: Server, probe: redis.Redis, im
     """For the modes see support/interrupted.py. The handler's exception reaches the caller, even an OSError."""
     report = run_program(server, mode, HITS)
     assert report["implementation"] == impl and report["hits"] == HITS, report
-    assert report["wrong"] == [] and report["leaks"] == report["lost"] == 0, report
+    assert report["wrong"] == [] and report["leaks"] == report["lost"] == 0, str(report)
     # Where `__exit__` is Python, a signal can interrupt `__exit__` at its entry: that lease runs out.
     assert report["unleft"] <= (HITS // 10 if EXIT_IS_PYTHON or mode in PYTHON_EXITS else 0), report
     owned = [key for key, _ in leftovers(probe) if not key.startswith(b"fastlock:fence:")]
@@ -124,7 +124,7 @@ def test_interrupted_threads_leave_no_key(server: Server, probe: redis.Redis, im
 @pytest.mark.parametrize("mode", ["wait", "many"])
 def test_interrupted_threads_leave_no_key_where_scripts_release(server: Server, impl: str, mode: str) -> None:
     report = run_program(server, mode, HITS)
-    assert report["wrong"] == [] and report["leaks"] == report["lost"] == 0, report
+    assert report["wrong"] == [] and report["leaks"] == report["lost"] == 0, str(report)
 
 
 def test_interrupt_as_the_grant_comes_undoes_the_grant(impl: str) -> None:

@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ import redis
 import fastlock
 
 STANDSTILL = 5.0  # seconds after which threads that use locks hang: a waiter that nobody wakes rechecks once a second
-LEASE, TIMEOUT = 60, 1.0  # seconds: of a lock; after which missing progress, or a key that stays, is a failure
+LEASE, TIMEOUT = 60, 5.0  # seconds: of a lock; after which missing progress, or a key that stays, is a failure
 LONGEST = 25.0  # seconds for the whole program
 ROUNDS = 50  # of an attempt at most; the signal comes before
 FOUND = 3  # failures of one kind, after which the run ends
@@ -54,6 +55,11 @@ KINDS = (
     *(fastlock.LockError, redis.exceptions.TimeoutError, fastlock.LockNotOwnedError),
     *(IndexError, ValueError, RuntimeError),
 )
+
+
+def points(error: BaseException) -> list[str]:
+    """Where it was raised: the innermost functions."""
+    return [f"{each.name}:{each.lineno}" for each in traceback.extract_tb(error.__traceback__)[-4:]]
 
 
 class Handler:
@@ -301,13 +307,14 @@ class Run:
         """The key must be gone, though the client is not used again; and a later use finds the client in order."""
         if self.name in ("lead", "cohort"):
             return  # other threads use it all the time, and would notice
-        end = time.monotonic() + (0.2 if self.inside else TIMEOUT)
+        unleft = self.inside and lock.lease is not None  # else a key may be late, on a machine that is busy
+        end = time.monotonic() + (0.2 if unleft else TIMEOUT)
         while self.probe.exists(name, name + ":2"):
             if time.monotonic() > end:
-                if self.inside and lock.lease is not None:
-                    self.unleft += 1
-                else:
-                    self.leaks += 1
+                self.unleft += unleft
+                self.leaks += not unleft
+                if not unleft:
+                    self.wrong.append(f"{name} stays, interrupted in {[points(each) for each in self.handler.raised]}")
                 break
         transport = lock._transport
         queues = [*transport.queued_keys.values(), *transport.queues.by_entry.values()]
