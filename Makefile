@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# Tests start thousands of processes, and each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -58,11 +60,11 @@ servers:
 # once as keep two cores busy, as tests wait half of the time; more of them wait for each other. Those that take longest begin. Those in
 # pure Python run only the tests that depend on the implementation, each on one of its servers, as both implementations send the same
 # commands.
-JOBS := 6
+JOBS := 8
 SESSIONS := \
-	cython/embedded+fencing+integrations+interrupts cython/benches+core cython/locks cython/faults cython/fastpath+protocol cython/transport \
-	python/fastpath+fencing+helpers+integrations+interrupts python/benches+cli+core+locks+project+protocol python/kinds cython/kinds \
-	python/embedded+faults+transport cython/cli+helpers+project
+	cython/locks cython/kinds python/fastpath+fencing+helpers+integrations+interrupts cython/faults \
+	python/benches+cli+core+locks+project+protocol cython/transport cython/embedded+fencing+integrations+interrupts cython/benches+core \
+	cython/fastpath+protocol python/kinds cython/cli+helpers+project python/embedded+faults+transport
 # Tests of the tests, and whole runs of the benchmarks: those that are marked as long.
 LONG := cython/benches+core+fastpath cython/protocol python/protocol cython/interrupts+kinds+project python/interrupts+kinds
 ONLY_IMPL :=

@@ -53,10 +53,10 @@ OFF_FLOOR = {
     *("locks/test_client", "locks/test_decorator", "locks/test_differential", "locks/test_dropin", "locks/test_stats"),
     *("locks/test_dropin_refusals", "locks/test_names_and_settings", "locks/test_sharing", "locks/test_waiting_cost"),
     "helpers/test_leader",
-    *("transport/test_connections", "transport/test_credentials", "transport/test_loops"),
+    *("transport/test_connections", "transport/test_credentials", "transport/test_fork", "transport/test_loops"),
 }
 # Tests that are much the same on each server: each of them runs on one of its servers, in turn.
-ON_ONE_EACH = {"cli/test_holders", "kinds/test_describe"}
+ON_ONE_EACH = {"cli/test_holders", "kinds/test_describe", "locks/test_recall"}
 IN_ALL_CELLS = "kinds"  # the folder whose other tests --one-server-each leaves as they are
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SERVERS = pytest.StashKey[Servers]()

@@ -165,6 +165,7 @@ def test_embedded_server_and_table(measurable: None, tmp_path: Path) -> None:
     assert "embedded" in done.stdout
 
 
+@pytest.mark.long
 def test_check_names_the_bounds_that_were_judged(measurable: None, tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     done = bench(tmp_path, "--scenario", "threads", "--quick", "--check", "--json", str(result))
@@ -211,6 +212,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.long
 def test_interrupt_that_a_library_swallows_ends_the_run(measurable: None, shared: embedded.Server) -> None:
     args = ["--scenario", "pair", "--rounds", "200", "--seconds", "0.02", "--url", shared.url]
     run = [sys.executable, "-c", SWALLOWED, "bench", *args]

@@ -229,6 +229,7 @@ def test_try_locks_are_refused_not_late(tmp_path: Path) -> None:
     assert row["failures"] == 0
 
 
+@pytest.mark.long
 def test_fastlock_against_itself(tmp_path: Path) -> None:
     options = ("--scenario", "handover", "--rounds", "3", "--seconds", "0.05", "--rival", OURS, "--rival", OURS)
     done = bench(tmp_path, *options, "--json", "result.json")
@@ -244,6 +245,7 @@ def test_fastlock_against_itself(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- faults that are caught
 
 
+@pytest.mark.long
 def test_lock_that_grants_twice_is_caught(shared: embedded.Server, tmp_path: Path) -> None:
     (tmp_path / "broken_lock.py").write_text(BROKEN, encoding="utf-8")
     options = ("--scenario", "flash-sale", "--rounds", "1", "--seconds", "0.2", "--rival", "broken=broken_lock")
@@ -289,6 +291,7 @@ def test_missing_rival_is_named(target: Target, monkeypatch: pytest.MonkeyPatch,
     )
 
 
+@pytest.mark.long
 def test_results_before_the_servers_death_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with embedded.Server() as server:
         target = Target(server.url, private=False)
@@ -391,6 +394,7 @@ def test_unusable_servers_are_refused_in_one_line(tmp_path: Path) -> None:
             assert login.partition(":")[2] not in done.stderr
 
 
+@pytest.mark.long
 def test_password_is_in_no_report(tmp_path: Path) -> None:
     with embedded.Server(password="s3cret") as server:
         options = ("--scenario", "hot", "--quick", "--rounds", "1", "--rival", OURS, "--json", "result.json")

@@ -563,6 +563,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
     return str(line)
 
 
+@pytest.mark.long
 def test_run_writes_a_page(measurable: None, tmp_path: Path) -> None:
     made = tmp_path / "report.html"
     assert bench("--scenario", "pair", "--rounds", 2, "--seconds", 0.02, "--html", made) == 0

@@ -188,6 +188,7 @@ def test_only_waits_of_those_who_ask_count_in_a_recall() -> None:
 # ----------------------------------------------------------------------------------------------------- whole runs
 
 
+@pytest.mark.long
 def test_a_run_through_a_network(measurable: None, tmp_path: Path) -> None:
     words = [
         sys.executable,

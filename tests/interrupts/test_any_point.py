@@ -45,6 +45,7 @@ OPERATIONS = (
 )
 
 ALIKE = "fenced", "release a view", "release an iterator"  # whose code is nearly that of others
+RARE = ValueError, RuntimeError, fastlock.LockError  # which few lines expect
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
@@ -52,7 +53,7 @@ ALIKE = "fenced", "release a view", "release an iterator"  # whose code is nearl
     ("operation", "shared", "kind"),
     [(operation, shared, Interrupt) for operation in OPERATIONS for shared in (False, True)]
     + [
-        pytest.param(operation, False, kind, marks=[pytest.mark.long] if operation in ALIKE else [])
+        pytest.param(operation, False, kind, marks=[pytest.mark.long] if operation in ALIKE or kind in RARE else [])
         for operation in OPERATIONS
         for kind in EXPECTED
     ],

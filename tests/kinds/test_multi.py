@@ -224,7 +224,7 @@ async def test_no_name_ever_has_two_holders(
     assert done == [12] * 12
 
 
-@pytest.mark.parametrize("plain", [0, 6])
+@pytest.mark.parametrize(("server", "plain"), [("valkey", 0), ("redis", 6), ("floor", 6)], indirect=["server"])
 def test_thirty_processes_with_overlapping_sets_all_come_to_an_end(
     api: Api, server: Server, probe: redis.Redis, plain: int
 ) -> None:

@@ -253,7 +253,7 @@ async def busy(api: Api, server: Server, on_busy: Any, **options: Any) -> tuple[
     return client.locked(lambda order_id, more=1: f"order:{order_id}", on_busy=on_busy, **options)(function), holder
 
 
-@pytest.mark.parametrize("options", [{}, {"blocking_timeout": 0.03}], ids=["at once", "after a wait"])
+@pytest.mark.parametrize("options", [{}, {"blocking_timeout": 0.2}], ids=["at once", "after a wait"])
 async def test_what_a_call_does_while_the_lock_is_held(api: Api, server: Server, options: Any) -> None:
     pay, holder = await busy(api, server, "raise", **options)
     with pytest.raises(fastlock.LockNotAcquiredError, match="Unable to acquire lock 'order:7'"):
