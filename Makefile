@@ -60,7 +60,7 @@ servers:
 # once as keep two cores busy, as tests wait half of the time; more of them wait for each other. Those that take longest begin. Those in
 # pure Python run only the tests that depend on the implementation, each on one of its servers, as both implementations send the same
 # commands.
-JOBS := 8
+JOBS := 6
 SESSIONS := \
 	cython/locks cython/kinds python/fastpath+fencing+helpers+integrations+interrupts cython/faults \
 	python/benches+cli+core+locks+project+protocol cython/transport cython/embedded+fencing+integrations+interrupts cython/benches+core \

@@ -56,7 +56,7 @@ OFF_FLOOR = {
     *("transport/test_connections", "transport/test_credentials", "transport/test_fork", "transport/test_loops"),
 }
 # Tests that are much the same on each server: each of them runs on one of its servers, in turn.
-ON_ONE_EACH = {"cli/test_holders", "kinds/test_describe", "locks/test_recall"}
+ON_ONE_EACH = {"cli/test_holders", "interrupts/test_interrupted_loops", "kinds/test_describe", "locks/test_recall"}
 IN_ALL_CELLS = "kinds"  # the folder whose other tests --one-server-each leaves as they are
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
 SERVERS = pytest.StashKey[Servers]()

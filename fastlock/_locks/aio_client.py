@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import inspect
@@ -345,8 +344,7 @@ class Client(Uncopyable):
             outcome = batch.merge(given, mine, released)
         except BaseException as error:  # a signal handler may have raised it
             self._transport.undo_interrupted_batch(mine or given or leases, released, error)
-            if isinstance(error, asyncio.CancelledError):
-                await self._transport.flush_if_closed()
+            await self._transport.flush_if_closed(error)
             raise
         return outcome
 

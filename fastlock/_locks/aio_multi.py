@@ -70,8 +70,7 @@ class MultiLock(BaseMultiLock):
             self._note_released(lease, released)
         except BaseException as error:  # a signal handler may have raised it
             self._carry_out(owner, released, error)
-            if isinstance(error, asyncio.CancelledError):
-                await transport.flush_if_closed()
+            await transport.flush_if_closed(error)
             raise
 
     @coroutine_function

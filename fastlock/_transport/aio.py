@@ -6,7 +6,6 @@ Never here: decisions about locks, the content of frames.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import threading
@@ -42,7 +41,7 @@ from fastlock._protocol.steps import (
 from fastlock._protocol.undo import SETTLE_TRIES
 from fastlock._protocol.waiters import Waiter
 from fastlock._stream_errors import Broken, NoReply, broken, by_handler
-from fastlock._transport.aio_closing import TRANSPORTS, UNFINISHED, AsyncClosing, at_end, end_unfinished
+from fastlock._transport.aio_closing import TRANSPORTS, UNFINISHED, AsyncClosing, end_unfinished
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.aio_keeping import AsyncKeeping, KeepTimer
 from fastlock._transport.internals import Wakeup, running_loop
@@ -100,7 +99,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self.queues.keeper = weakref.ref(self)
         self.queued_keys = self.queues.by_key  # names with a local queue: somebody waits, or a lease circulates
         self.expected_keys = self.queues.expected
-        self.operations: set[object] = set()  # under way, but those that a single command has carried out
+        self.operations: set[object] = set()
         self.shared_timeouts: dict[float, Any] = {}  # of the compiled fast path, by seconds; negative: of a local wait
         self.sweep_timer: asyncio.TimerHandle | None = None
         self.turn_end = 0.0
@@ -133,9 +132,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
                 self._forget_loop()
             end_unfinished()
             self.loop, self.wakeups = loop, WakeupQueue(loop)
-            self._loop_end = at_end(weakref.ref(self))
-            with contextlib.suppress(StopIteration):
-                self._loop_end.asend(None).send(None)  # to its `yield`, where it waits for the loop's end
+            self._watch_loop()
             self._renewal_timer.restart()
 
     def _forget_loop(self) -> None:
@@ -149,6 +146,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
             connection.fail(EOFError("its event loop has ended"))
         self._connecting = None
         self._sleeping.clear()
+        self._closing, self._ending = [], None
         self.release_kept(self.queues.recalls_heard(False))
         self.queues.forget_waiters()
         self._new_queues()
@@ -193,8 +191,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
             except BaseException as again:
                 self.undo_interrupted(op, again)
                 raise
-            if isinstance(error, Exception | asyncio.CancelledError):  # others end the loop, or this coroutine
-                await self.flush_if_closed()
+            await self.flush_if_closed(error)
             raise
 
     async def _run(self, op: Operation[T], answer: object) -> T:

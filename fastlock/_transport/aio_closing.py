@@ -21,7 +21,7 @@ from fastlock._stream_errors import by_handler
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.aio_keeping import KeepTimer
 from fastlock._transport.aio_undos import AsyncUndos
-from fastlock._transport.internals import Wakeup
+from fastlock._transport.internals import Wakeup, running_loop
 from fastlock._transport.renewing import RenewalTimer
 from fastlock._transport.writing import CLOSE_SECONDS, CONNECT_ERRORS, removed
 
@@ -32,7 +32,7 @@ class AsyncClosing(AsyncUndos):
     """How an `AsyncTransport` ends."""
 
     wakeups: Any
-    operations: set[object]  # under way, but those that a single command has carried out
+    operations: set[object]  # under way, except acquires and releases that the fast path sends as one command
     _closing: list[Wakeup]  # what each `close` that is under way awaits
     _connecting: asyncio.Task[AsyncConnection] | None
     _delivery_end: float  # until when what is pending is delivered, once the client ends
@@ -59,11 +59,16 @@ class AsyncClosing(AsyncUndos):
         loop = asyncio.get_running_loop()
         if self.loop is not None:
             self._bind(loop)  # raises if the client belongs to another loop
-        ending = self._ending
-        if ending is None or ending.done() or ending.get_loop() is not loop:
+        ending = self._ending_now()
+        if ending is None:
             self._ending = ending = loop.create_task(self._end(), name="fastlock: close")
         # A caller that is cancelled leaves, and what is pending is delivered all the same
         await asyncio.shield(ending)
+
+    def _ending_now(self) -> asyncio.Task[None] | None:
+        """The task of the running loop that ends this client just now, if there is one."""
+        ending = self._ending
+        return None if ending is None or ending.done() or ending.get_loop() is not running_loop() else ending
 
     async def _end(self) -> None:
         """What `close` does, once for all that call it meanwhile. Cancelled, as by `asyncio.run` when its loop ends, it
@@ -90,10 +95,21 @@ class AsyncClosing(AsyncUndos):
             await self._deliver(errors.ClientClosedError("this client was closed"), end)
             self.give_up([each.undo for each in list(self.pending_undos) if removed(self.pending_undos, each)])
 
-    async def flush_if_closed(self) -> None:
-        """If the client is closed, and nobody closes it just now, send its pending undos: nothing else would."""
-        if self.closed and (self._ending is None or self._ending.done()):
-            await self._flush_after_close()
+    async def flush_if_closed(self, error: BaseException) -> None:
+        """An operation has ended by this error: if the client is closed, and nobody closes it just now, send its
+        pending undos, as nothing else would; also where this task is cancelled again, or its loop ends meanwhile."""
+        if not isinstance(error, Exception | asyncio.CancelledError):
+            return  # it ends the loop, or this coroutine
+        if self.closed and self.pending_undos and self._ending_now() is None:
+            self._watch_loop()
+            self._ending = ending = asyncio.get_running_loop().create_task(self._end_again(), name="fastlock: close")
+            await asyncio.shield(ending)
+
+    async def _end_again(self) -> None:
+        """Send what a closed client has left since. Cancelled, as by `asyncio.run` when its loop ends, that is left to
+        `leave_loop`."""
+        await self._flush_after_close()
+        self._stop_watching_loop()
 
     async def _deliver(self, ended: Exception, end: float) -> None:
         """Send the pending undos over connections for them alone, once, and again before `end`, until all are
@@ -172,7 +188,7 @@ class AsyncClosing(AsyncUndos):
                     await wakeup
                 finally:
                     timer.cancel()
-                    self._closing.remove(wakeup)
+                    removed(self._closing, wakeup)
             elif self.wakeups.due:
                 await asyncio.sleep(0)  # lets the tasks run that are to be woken
             else:
@@ -195,8 +211,8 @@ class AsyncClosing(AsyncUndos):
 
     async def leave_loop(self) -> None:
         """The loop is about to end: send the pending undos and close the connection, as nothing else would."""
-        if self._ending is not None and not self._ending.done():
-            await asyncio.wait([self._ending])
+        if (ending := self._ending_now()) is not None:
+            await asyncio.wait([ending])
         self._loop_end = None
         self._renewal_timer.stop()
         self._keep_timer.stop()
@@ -219,6 +235,13 @@ class AsyncClosing(AsyncUndos):
             self.warn_of_unheard()
         await self._renewal_timer.join(CLOSE_SECONDS)
         await self._stop_connecting()
+
+    def _watch_loop(self) -> None:
+        """Have `leave_loop` called when the running loop is about to end."""
+        self._stop_watching_loop()
+        self._loop_end = at_end(weakref.ref(self))
+        with contextlib.suppress(StopIteration):
+            self._loop_end.asend(None).send(None)  # to its `yield`, where it waits for the loop's end
 
     def _stop_watching_loop(self) -> None:
         """Close the generator that waits for the loop's end."""
@@ -264,8 +287,7 @@ class AsyncClosing(AsyncUndos):
             self.give_up([each.undo for each in list(self.pending_undos) if removed(self.pending_undos, each)])
 
     def _begin_to_end(self) -> None:
-        closing = self._ending is not None and not self._ending.done()  # for a caller that was cancelled
-        if self.loop is not None and not closing:
+        if self.loop is not None and self._ending_now() is None:  # for a caller that was cancelled
             self._delivery_end = self.delivery_end()  # here: the task may be cancelled before it has begun
             self._ending = self.loop.create_task(self._end_collected(), name="fastlock: end")
 
@@ -277,8 +299,7 @@ class AsyncClosing(AsyncUndos):
         self.release_kept(self.queues.recalls_heard(False))
         if (connection := self.connection) is not None:
             await self._end_connection(connection, error, max(until, self.drain_end(connection, self._delivery_end)))
-        await self._flush_after_close()
-        self._stop_watching_loop()
+        await self._end_again()
         UNFINISHED.discard(self)
 
 

@@ -38,9 +38,10 @@ class KeepTimer:
         at = transport.queues.next_lapse
         if at < self._time:
             self.stop()
-            self._time, time = at, now()
+            time = now()
             pause = min(transport.queues.lapse_time(time) - time, LONGEST_PAUSE)
             self._timer = transport.loop.call_later(pause, self._run)
+            self._time = at  # last: who was interrupted before calls this again
 
     def stop(self) -> None:
         """Look no more, until `ensure`."""

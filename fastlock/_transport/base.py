@@ -265,7 +265,7 @@ class Transport:
         refused = isinstance(known, (errors.AuthenticationError, errors.ResponseError, errors.InvalidResponse))
         # A certificate that was right before may be again, in a moment
         retries = self.ever_connected or (self.settings.retry_first_connect and not is_certificate_error(error))
-        closed = isinstance(known, errors.ClientClosedError)  # what is allowed after that goes on otherwise
+        closed = isinstance(known, errors.ClientClosedError)  # a request that is allowed after close takes another way
         final = refused or closed or not retries
         return ConnectionLost(known, self.settings.reply_timeout, sent=False, final=final)
 

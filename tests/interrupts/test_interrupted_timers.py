@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 from support.streams import raise_at
-from support.strikes import STACK, Struck
+from support.strikes import STACK, Struck, StruckIn
 
 import fastlock
 import fastlock.asyncio
@@ -112,6 +112,32 @@ def test_check_for_expired_leases_may_be_interrupted(server: Server, impl: str, 
             return raised
 
     interrupt_in_turn(attempt)
+
+
+def test_a_kept_lease_lapses_though_its_release_is_interrupted_at_any_point(
+    server: Server, probe: redis.Redis, impl: str, no_leaks: Any
+) -> None:
+    """The timer that is to release it in time ends much later: another one is set in any case."""
+    files = {file for file in STACK if file.endswith(("keeping.py", "kept.py"))}
+
+    async def work() -> int:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
+            long, lock = client.lock("long", timeout=600, keep=600), client.lock(NAME, timeout=600, keep=0.005)
+            while not client._transport.queues.kept:
+                async with long:
+                    await asyncio.sleep(0)
+            for point in itertools.count(1):
+                await lock.acquire()
+                release = StruckIn(lock.release(), 0, point, files)
+                await release
+                if lock.lease is not None:
+                    await lock.release()
+                await until(lambda: not probe.exists(NAME))
+                if not release.struck:
+                    return point
+        raise AssertionError("unreachable")
+
+    assert run(work) > 5
 
 
 Interrupt = Callable[[Callable[[], Any]], bool]

@@ -24,6 +24,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -59,7 +60,8 @@ KINDS = (
 
 def points(error: BaseException) -> list[str]:
     """Where it was raised: the innermost functions."""
-    return [f"{each.name}:{each.lineno}" for each in traceback.extract_tb(error.__traceback__)[-4:]]
+    found = traceback.extract_tb(error.__traceback__)[-4:]
+    return [f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in found]
 
 
 class Handler:

@@ -422,6 +422,46 @@ async def test_a_cancelled_release_after_closing_is_carried_out(
     assert not probe.exists(NAME) and client._transport.pending_undos == []
 
 
+@two_servers
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("again", ["as its loop ends", "while the loop goes on"])
+@pytest.mark.parametrize("what", ["release", "with", "many", "multi"])
+def test_a_release_after_closing_that_is_cancelled_twice_is_carried_out(
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, what: str, again: str
+) -> None:
+    """The second time comes while what the first one left is being delivered."""
+
+    async def cancelled(steps: int, pause: int) -> None:
+        client = api.client(server.unix_url)
+        settings = {"timeout": None, "thread_local": False}
+        lock = client.multi_lock([NAME, "b"], **settings) if what == "multi" else client.lock(NAME, **settings)
+        await lock.acquire()
+        await client.close()
+        task = asyncio.ensure_future(release(client, lock))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        if again == "as its loop ends":
+            return
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await until(api, lambda: not probe.exists(NAME, "b"), "it is released")
+
+    async def release(client: Any, lock: Any) -> None:
+        if what == "many":
+            await client.release_many([lock.lease])
+        else:
+            await (lock.__aexit__(None, None, None) if what == "with" else lock.release())
+
+    for steps in range(1, 8):
+        for pause in range(1, 8):
+            asyncio.run(cancelled(steps, pause))
+            assert not probe.exists(NAME, "b"), (steps, pause)
+
+
 @pytest.mark.parametrize("api", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("closed", ["beside", "before"])
 @pytest.mark.parametrize("what", ["release", "with", "many"])

@@ -194,6 +194,52 @@ def test_loop_closed_under_tasks_that_wait_or_have_requests(
 
 
 @LOOPS
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.filterwarnings("ignore:unclosed")  # uvloop does not close its own resources after an error
+def test_a_loop_closed_under_close_holds_up_no_later_one(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, cancelled: bool
+) -> None:
+    """`close` waits for an operation as its loop is closed. In the next loop, leases are released as ever, and what a
+    cancelled release leaves is delivered."""
+    client = fastlock.asyncio.Client.from_url(proxy.url, reply_timeout=LIMIT)
+    lock, other = (client.lock(name, timeout=None, thread_local=False) for name in (NAME, "other"))
+    old = new_loop(api)
+    old.set_exception_handler(lambda loop, context: None)  # the loop logs that each task was destroyed
+
+    async def close() -> list[Any]:
+        for each in (lock, other):
+            await each.acquire()
+        proxy.refuse()
+        proxy.cut()
+        tasks = [asyncio.ensure_future(other.release())]
+        while not client._transport.operations:
+            await asyncio.sleep(0)
+        tasks.append(asyncio.ensure_future(client.close()))
+        while not client._transport._closing:
+            await asyncio.sleep(0)
+        return tasks
+
+    tasks = old.run_until_complete(close())
+    old.close()
+    proxy.admit()
+
+    async def release() -> None:
+        task = asyncio.ensure_future(lock.release())
+        if cancelled:
+            await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() == cancelled and (cancelled or task.result() is None)
+        while probe.exists(NAME):
+            await asyncio.sleep(0.001)
+
+    api.run(release())
+    del tasks
+    gc.collect()
+    probe.delete("other")
+
+
+@LOOPS
 def test_collected_waiter_leaves_the_queue_in_any_collection_order(
     api: Api, server: Any, probe: redis.Redis, no_leaks: Any
 ) -> None:
