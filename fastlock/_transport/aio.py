@@ -288,6 +288,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
             if connection is not None:
                 closed = errors.ClientClosedError("this client was closed")
                 await self._end_connection(connection, closed, now() + CLOSE_SECONDS)
+                self.end_again()  # for those who left undos to this connection
 
     async def _execute_once(self, request: Request | GetSession) -> Any:
         try:

@@ -96,14 +96,19 @@ class AsyncClosing(AsyncUndos):
             self.give_up([each.undo for each in list(self.pending_undos) if removed(self.pending_undos, each)])
 
     async def flush_if_closed(self, error: BaseException) -> None:
-        """An operation has ended by this error: if the client is closed, and nobody closes it just now, send its
-        pending undos, as nothing else would; also where this task is cancelled again, or its loop ends meanwhile."""
-        if not isinstance(error, Exception | asyncio.CancelledError):
-            return  # it ends the loop, or this coroutine
-        if self.closed and self.pending_undos and self._ending_now() is None:
-            self._watch_loop()
-            self._ending = ending = asyncio.get_running_loop().create_task(self._end_again(), name="fastlock: close")
+        """An operation has ended by this error: if the client is closed, send its pending undos."""
+        # Other errors end the loop, or this coroutine
+        if isinstance(error, Exception | asyncio.CancelledError) and (ending := self.end_again()) is not None:
             await asyncio.shield(ending)
+
+    def end_again(self) -> asyncio.Task[None] | None:
+        """Begin to send the pending undos of a closed client, as nothing else would. Returns the task that does, which
+        lives on where its caller is cancelled; None: there are none, or somebody ends the client just now."""
+        if not self.closed or not self.pending_undos or self._ending_now() is not None:
+            return None
+        self._watch_loop()
+        self._ending = asyncio.get_running_loop().create_task(self._end_again(), name="fastlock: close")
+        return self._ending
 
     async def _end_again(self) -> None:
         """Send what a closed client has left since. Cancelled, as by `asyncio.run` when its loop ends, that is left to
@@ -213,6 +218,7 @@ class AsyncClosing(AsyncUndos):
         """The loop is about to end: send the pending undos and close the connection, as nothing else would."""
         if (ending := self._ending_now()) is not None:
             await asyncio.wait([ending])
+        self._ending = asyncio.current_task()  # a client that is collected meanwhile needs no other
         self._loop_end = None
         self._renewal_timer.stop()
         self._keep_timer.stop()

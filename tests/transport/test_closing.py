@@ -463,6 +463,29 @@ def test_a_release_after_closing_that_is_cancelled_twice_is_carried_out(
 
 
 @pytest.mark.parametrize("api", ["asyncio"], indirect=True)
+async def test_a_cancelled_release_over_the_connection_of_another_is_carried_out(
+    api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """The other release of the closed client has opened it, and ends it although what the cancelled one leaves there
+    was not answered."""
+    client = api.client(proxy.url)
+    lock, other = (client.lock(name, timeout=None, thread_local=False) for name in (NAME, "other"))
+    await lock.acquire()
+    await other.acquire()
+    await client.close()
+    proxy.arm(stall("request"), after=MARK, times=1)
+    first = asyncio.ensure_future(other.release())
+    while (connection := client._transport.connection) is None or not connection.stream.pending:
+        await asyncio.sleep(0)
+    second = asyncio.ensure_future(lock.release())
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([first, second])
+    assert first.result() is None and second.cancelled()
+    await until(api, lambda: not probe.exists(NAME, "other"), "both are released")
+
+
+@pytest.mark.parametrize("api", ["asyncio"], indirect=True)
 @pytest.mark.parametrize("closed", ["beside", "before"])
 @pytest.mark.parametrize("what", ["release", "with", "many"])
 async def test_a_release_to_a_remote_waiter_survives_the_loops_end(

@@ -112,6 +112,36 @@ def test_no_task_outlives_its_loop_where_the_server_is_silent(api: Api, proxy: F
 
 
 @LOOPS
+def test_client_collected_as_its_loop_ends_leaves_no_task(api: Api, proxy: FaultProxy, probe: redis.Redis) -> None:
+    """The end of the loop tries to deliver an undo just then."""
+    held: list[Any] = []
+
+    def drop() -> None:
+        assert held[0]._transport._loop_end is None, "the loop is ending"
+        held.clear()
+        gc.collect()
+
+    async def leave_undo() -> None:
+        held.append(client := fastlock.asyncio.Client.from_url(proxy.url, reply_timeout=LIMIT))
+        await client.server_info()
+        armed = proxy.arm(stall("request"), after=NAME_IN_COMMAND, times=1)
+        task = asyncio.ensure_future(client.lock(NAME).acquire())
+        while not armed.fired:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.wait([task])
+        proxy.arm(stall("request"), new_only=True)
+        proxy.cut()
+        asyncio.get_running_loop().call_later(1.5, drop)  # the end takes two seconds here
+
+    with asyncio.Runner(loop_factory=lambda: new_loop(api)) as runner:
+        loop = runner.get_loop()
+        runner.run(leave_undo())
+    assert asyncio.all_tasks(loop) == set() and not held
+    probe.flushall()
+
+
+@LOOPS
 @pytest.mark.parametrize("refused", [True, False])
 def test_pending_undo_of_a_closed_loop_is_sent_in_the_next(
     api: Api, proxy: FaultProxy, probe: redis.Redis, no_leaks: Any, refused: bool
