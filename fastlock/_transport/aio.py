@@ -269,10 +269,12 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         if connection is not None and connection.error is None:  # `close` ends it after it has answered this
             return await self.answered(request, connection)
         try:
-            return await self._execute_after_close(request)
+            answer = await self._execute_after_close(request)
         except asyncio.CancelledError:
             self._carry_out(request)
             raise
+        self.end_again()  # others may have left undos to that connection
+        return answer
 
     async def _execute_after_close(self, request: Request) -> Any:
         """Send a request of a closed client, over a connection that is opened for it alone."""
@@ -288,7 +290,6 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
             if connection is not None:
                 closed = errors.ClientClosedError("this client was closed")
                 await self._end_connection(connection, closed, now() + CLOSE_SECONDS)
-                self.end_again()  # for those who left undos to this connection
 
     async def _execute_once(self, request: Request | GetSession) -> Any:
         try:
