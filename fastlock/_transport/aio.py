@@ -78,7 +78,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self.loop: asyncio.AbstractEventLoop | None = None  # to which the client belongs, until that is closed
         self.wakeups: Any = None  # the WakeupQueue of that loop
         self._binding = threading.RLock()  # a caller that is interrupted as it enters it can enter it again
-        self._loop_end: Any = None  # a generator that the loop closes when it ends: see `_at_end`
+        self._loop_end: Any = None  # a generator that the loop closes when it ends: see `at_end`
         self._connecting: asyncio.Task[AsyncConnection] | None = None
         self._sleeping: set[Wakeup] = set()
         self._closing: list[Wakeup] = []  # what each `close` that is under way awaits

@@ -214,7 +214,7 @@ async def test_no_foreign_connection_is_killed_for_a_reused_client_id(
 ENDLESS = b"while true do end"
 
 
-@pytest.mark.parametrize("kind", ["redis"])
+@KINDS
 async def test_acquire_given_up_while_the_server_runs_a_script_is_undone(
     api: Api, start_server: Callable[..., Server], kind: str
 ) -> None:

@@ -32,7 +32,7 @@ import redis
 import fastlock
 
 STANDSTILL = 5.0  # seconds after which threads that use locks hang: a waiter that nobody wakes rechecks once a second
-LEASE, TIMEOUT = 60, 5.0  # seconds: of a lock; after which missing progress, or a key that stays, is a failure
+LEASE, TIMEOUT = 60, 1.0  # seconds: of a lock; after which missing progress, or a key that stays, is a failure
 LONGEST = 25.0  # seconds for the whole program
 ROUNDS = 50  # of an attempt at most; the signal comes before
 FOUND = 3  # failures of one kind, after which the run ends
