@@ -13,6 +13,7 @@ from fastlock._errors import as_own
 from fastlock._protocol import commands
 from fastlock._protocol.arguments import as_ms, as_name
 from fastlock._protocol.lease import ENDED, Lease, is_inherited
+from fastlock._protocol.losses import abbreviated
 
 _ENDED: float = ENDED  # typed, where this is compiled: it is compared for each lease of a batch
 
@@ -26,9 +27,9 @@ def asked(names: Iterable[Any], timeout: float | None) -> tuple[list[Any], list[
     given = list(names)
     keys = [as_name(name) for name in given]
     if len(set(keys)) != len(keys):
-        for key in keys:
+        for name, key in zip(given, keys, strict=True):
             if keys.count(key) > 1:
-                raise ValueError(f"names must not hold a name twice, as {key!r:.200}")
+                raise ValueError(f"names must not hold a name twice, as {abbreviated(name)}")
     return given, keys, 0 if timeout is None else as_ms(timeout)
 
 

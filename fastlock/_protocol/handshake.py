@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from fastlock import _errors as errors
 from fastlock._protocol import commands, identity
 from fastlock._protocol.commands import Script
+from fastlock._protocol.losses import NAMED, named
 from fastlock._version import __version__
 
 FLOOR = (6, 2)  # the oldest version of Redis that is supported
@@ -178,7 +179,7 @@ def warn_of_pending_undos(endpoint: str, names: Iterable[bytes]) -> None:
     if names := sorted(set(names)):
         logging.getLogger("fastlock").warning(
             "%s may stay locked until the lease ends: the client ended before %s had answered the release",
-            ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
+            ", ".join(map(named, names[:NAMED])) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else ""),
             endpoint,
         )
 

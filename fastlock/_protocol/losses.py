@@ -27,6 +27,14 @@ def abbreviated(name: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
+def named(key: bytes) -> str:
+    """A lock's key for messages: as text, if it is text."""
+    try:
+        return abbreviated(key.decode())
+    except UnicodeDecodeError:
+        return abbreviated(key)
+
+
 def shown(error: BaseException) -> str:
     """An error for a log: its type and its text. (repr() drops the text of redis-py's errors since 8.0.)"""
     return f"{type(error).__name__}: {error}"

@@ -357,7 +357,7 @@ async def test_a_process_that_cannot_deliver_it_says_so(
         armed = proxy.arm(stall("request"), command="EVALSHA")
         _, said = process.communicate("\n", timeout=50)
     assert armed.fired and probe.delete(NAME) == 1
-    assert process.returncode == 0 and "b'sku' may stay locked until the lease ends" in said
+    assert process.returncode == 0 and "'sku' may stay locked until the lease ends" in said
 
 
 MEANWHILE = {

@@ -130,7 +130,7 @@ async def test_undos_that_fail_on_closing_are_logged(
     proxy.cut()
     await api.get(client.close())
     (record,) = caplog.records
-    assert record.levelname == "WARNING" and "b'sku:1', b'sku:2' may stay locked until" in record.getMessage()
+    assert record.levelname == "WARNING" and "'sku:1', 'sku:2' may stay locked until" in record.getMessage()
     assert proxy.url.removeprefix("unix://").partition("?")[0] in record.getMessage(), "the warning names the server"
 
 
@@ -235,7 +235,7 @@ async def test_undos_refused_on_closing_are_logged(
     await api.get(client.close())
     server_config(min_replicas_to_write="0")
     (record,) = caplog.records
-    assert "b'sku' may stay locked until" in record.getMessage() and probe.delete(NAME) == 1
+    assert "'sku' may stay locked until" in record.getMessage() and probe.delete(NAME) == 1
 
 
 @threads_only

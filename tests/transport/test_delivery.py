@@ -38,7 +38,7 @@ from fastlock.embedded import Server
 pytestmark = [pytest.mark.usefixtures("impl"), pytest.mark.parametrize("server", ["valkey"], indirect=True)]
 threads_only = pytest.mark.parametrize("api", ["threads"], indirect=True)
 tasks_only = pytest.mark.parametrize("api", ["asyncio"], indirect=True)
-LEFT = "b'sku' may stay locked until the lease ends"
+LEFT = "'sku' may stay locked until the lease ends"
 
 
 async def released(api: Api, proxy: FaultProxy, client: Any) -> Any:
