@@ -83,6 +83,7 @@ cdef class SocketStream(Stream):
     cdef char *chunk
     cdef int sending
     cdef unsigned long sender  # the thread that sends, if one does
+    cdef bint wants_gil  # whether the thread that sends or reads waits for the GIL
     cdef bint sliced  # whether the socket itself has waited for a slice of this wait, and signals were checked for
     cdef int64_t usual_delay, last_reply_at  # nanoseconds that replies take, and when the last one came
     cdef unsigned int probes
@@ -92,6 +93,7 @@ cdef class SocketStream(Stream):
     cpdef round_trip(self, Template template, bytes name, bytes token, int64_t ms, double timeout, double spin)
     cpdef bint usable(self) except -1
     cpdef bint receive(self, double timeout, double spin) except -1
+    cpdef bint reader_waits(self) except -1
     cpdef next_reader(self)
     cdef bint _awaited(self)
     cdef int _taken(self) except -1

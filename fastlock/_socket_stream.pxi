@@ -14,8 +14,8 @@ BUSY = object()  # answer of `SocketStream.round_trip`: other threads use the st
 cdef class SocketStream(Stream):
     """A stream on a connected socket, which threads share: one of them, the leader, reads for all.
 
-    Only `sending` changes without the GIL, atomically: a thread that queues meanwhile has the sender check again, or
-    sends by itself.
+    Without the GIL only `wants_gil` changes, and `sending`, atomically: a thread that queues meanwhile has the sender
+    check again, or sends by itself.
     """
 
     def __cinit__(self, sock):
@@ -118,6 +118,8 @@ cdef class SocketStream(Stream):
         while True:
             with nogil:
                 size = self._wait_for_bytes(budget, end)
+                self.wants_gil = True
+            self.wants_gil = False
             if size != -EINTR:
                 break
             PyErr_CheckSignals()
@@ -157,6 +159,8 @@ cdef class SocketStream(Stream):
                 mine = False  # from here on another thread may send
                 start = _now() if spin else 0
                 got = self._wait_for_bytes(budget, end)
+            self.wants_gil = True
+        self.wants_gil = False
         try:
             if sent < taken.used:
                 self._send(taken.data + max(sent, 0), taken.used - max(sent, 0), timeout)
@@ -253,6 +257,10 @@ cdef class SocketStream(Stream):
     def leads(self, PendingReply pending_reply not None):
         """Whether the caller is the leader, which reads."""
         return self.leader is pending_reply
+
+    cpdef bint reader_waits(self) except -1:
+        """Whether the thread that reads has ended its wait for bytes, and waits for the GIL."""
+        return self.wants_gil
 
     cpdef next_reader(self):
         """The first pending reply whose thread sleeps and could read next, or None."""

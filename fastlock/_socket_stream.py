@@ -173,7 +173,8 @@ class SocketStream(Stream):
         spinning = budget and (self._usual_delay <= budget or not self._probes & 63)
         # Each signal would make the socket wait for its whole slice again; signals come to the main thread
         main = threading.get_ident() == threading.main_thread().ident
-        waits = self._at_once and not main and timeout >= _SLICE
+        # With listeners, whose reader others let run once there is something to read, the bytes stay in the socket
+        waits = self._at_once and not main and timeout >= _SLICE and not self._listeners
         data: bytes | None = None
         lost = False  # whether bytes may have been taken that are not in `data`
         try:
@@ -247,6 +248,10 @@ class SocketStream(Stream):
     def leads(self, pending_reply: PendingReply) -> bool:
         """Whether the caller is the leader, which reads."""
         return self._leader is pending_reply
+
+    def reader_waits(self) -> bool:
+        """Whether there is something to read for the thread that does, which waits for the interpreter."""
+        return self._leader is not None and _wait(self._sock, _READABLE, 0.0)
 
     def next_reader(self) -> PendingReply | None:
         """The first pending reply whose thread sleeps and could read next, or None."""

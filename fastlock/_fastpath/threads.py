@@ -301,7 +301,8 @@ def release(lock: BaseLock) -> None:
         contended, told, lease._releasing = lease._contended, _NOT_ASKED, True
         read_confirmation(transport, lease)
         if transport.queued_keys:
-            route, told = release_locally(transport.queues, lease, clock()), _ASK_SERVER
+            time = take_turn(transport) if lock._keep_ms else clock()
+            route, told = release_locally(transport.queues, lease, time), _ASK_SERVER
             if lock._released_locally(owner, lease, route):
                 return
             contended = contended or route == _SCRIPT

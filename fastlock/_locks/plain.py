@@ -61,6 +61,8 @@ def release(lock: BaseLock) -> None:
         return
     op: Any = None
     try:
+        if lock._keep_ms:
+            take_turn(lock._transport)
         op = lock._new_release()
         lock._transport.run(op)
     except BaseException as error:  # a signal handler may raise anywhere, and a `with` is left only once
@@ -74,6 +76,8 @@ def exit_lock(self: Any, kind: object, error: BaseException | None, trace: objec
     if self._owners is not None and self._leave_inner(self._leases.get(self._owner())):
         return  # before the `try`: what is raised from here on must not release what the outer `with` holds
     try:
+        if self._keep_ms:
+            take_turn(self._transport)
         self._transport.run(self._new_release())
     except BaseException as problem:
         self._exit_failed(error, problem)

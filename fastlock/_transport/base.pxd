@@ -14,6 +14,6 @@ cdef class Transport:
     cdef public list pending_undos, connections, idle
     cdef public object _mutex
     cdef public int push_connection_lent
-    cdef public double turn_end, taken_at
-    cdef public object push_connection, open_stream, sweep_timer, renewals
+    cdef public double turn_end
+    cdef public object push_connection, keep_connection, open_stream, sweep_timer, renewals
     cdef public Parking parking

@@ -46,9 +46,9 @@ class Transport:
             "push_connection_lent",
             "connections",
             "push_connection",
+            "keep_connection",
             "idle",
             "parking",
-            "taken_at",
         ),  # of threads
         *("shared_timeouts", "open_stream", "sweep_timer"),  # of tasks
     )
@@ -65,13 +65,13 @@ class Transport:
     settings: Settings
     endpoint: str
     ever_connected: bool
-    turn_end: float  # until when kept leases are taken without letting those run who hear recalls
+    turn_end: float  # until when kept leases are taken without letting those run who hear recalls, where they want to
     # of threads
-    taken_at: float  # when a kept lease was last asked for
     _mutex: Any
     connections: list[Any]
     idle: list[Any]
     push_connection: Any
+    keep_connection: Any  # over which recalls are heard; None: nobody hears them just now
     push_connection_lent: int
     parking: Parking
     # of tasks

@@ -58,7 +58,6 @@ class KeepThread:
         self._mutex = native.RLock()
         self._started = False
         self._runs = native.allocate_lock()  # held by the thread
-        self._connection: Connection | None = None
         self._pending: Any = None  # what ends its sleep
         self._recalled: list[Lease] = []  # leases that were recalled, and are to be released
         self._closing = native.allocate_lock()  # held until the client is closed
@@ -81,7 +80,7 @@ class KeepThread:
     def wake(self) -> None:
         """Have the thread look for what has lapsed."""
         self.look()
-        connection = self._connection
+        connection = self._transport.keep_connection
         if connection is not None:
             connection.post(UndoDelivery(Undo([], [])))  # the reply to this ends its read
 
@@ -92,8 +91,8 @@ class KeepThread:
 
     def forget_parent(self) -> None:
         """In a forked child: close the parent's connection."""
-        if self._connection is not None:
-            self._connection.sock.close()
+        if self._transport.keep_connection is not None:
+            self._transport.keep_connection.sock.close()
 
     def look(self) -> None:
         """Have the thread look for what has lapsed, as soon as its read ends."""
@@ -105,7 +104,7 @@ class KeepThread:
         """The client was closed: end the thread."""
         if self._closing.locked():
             self._closing.release()
-        connection = self._connection  # the thread may set it to None meanwhile
+        connection = self._transport.keep_connection  # the thread may set it to None meanwhile
         if connection is not None:
             connection.fail(errors.ClientClosedError("this client was closed"))
 
@@ -132,7 +131,7 @@ class KeepThread:
         try:
             connection.stream.on_push = queues.on_push
             connection.stream.put_command(Subscription(queues, transport.endpoint), (b"SUBSCRIBE", queues.keep_channel))
-            self._connection = connection
+            transport.keep_connection = connection
             # What is released goes over this connection, on which somebody reads
             transport.flush_undos_over(connection)
             while connection.error is None and not transport.closed:
@@ -146,7 +145,7 @@ class KeepThread:
                 if not self._recalled:
                     waiting.listen(connection, pending, wake, min(queues.lapse_time(now()), now() + LONGEST_SLEEP))
         finally:
-            self._connection = None
+            transport.keep_connection = None
             connection.fail(Broken("nobody hears there any more"))
             transport.release_kept(queues.recalls_heard(False), transport.defer)  # over the next one
             transport.flush_after_close()

@@ -102,7 +102,7 @@ class SyncTransport(SyncKeeping, SyncClosing):
         self._keep_thread = KeepThread(self, end_all)
         self._delivering = native.RLock()
         self._delivery_end = 0.0
-        self.turn_end = self.taken_at = 0.0
+        self.turn_end, self.keep_connection = 0.0, None
         self._queue_mutex: Any = self.impl.Mutex()
         self.queues = LocalQueues(self._queue_mutex, self.stats)
         self.queues.poll = weakref.WeakMethod(self._read_now)

@@ -38,22 +38,25 @@ _STREAM = default.SocketStream
 # To poll the socket before sleeping, while a single thread waits: about what a sleep may cost. Typed, where compiled
 _SPIN_SECONDS: float = 100e-6
 _YOUNG_SECONDS: float = LEAST_MOMENT / 4
-_TURN_SECONDS: float = 0.001  # for which threads may take kept leases and do nothing else
+_TURN_SECONDS: float = 0.0001  # for which threads take and keep leases, and do nothing else
 _PAUSE_SECONDS: float = 0.00005  # in which another thread gets the interpreter
+_MOST_PAUSES = 3
 _MOST_TEMPLATES = 1000  # that a client keeps; then it forgets them all
 
 
 def take_turn(transport: Transport) -> float:
-    """Begin an acquire of a name that may be kept. Threads that do nothing else would keep the one that hears recalls
-    from running: it gets the interpreter once in _TURN_SECONDS. Returns the time."""
+    """Begin an acquire or a release of a name that may be kept: a recall that has come is heard first. The thread that
+    hears it would else get the interpreter when others sleep, or after Python's switch interval, and until then the
+    lease would be kept, and taken, again. Returns the time."""
     time = clock()
-    if time - transport.taken_at > _PAUSE_SECONDS:
-        transport.turn_end = time + _TURN_SECONDS
-    elif time >= transport.turn_end:
-        sleep(_PAUSE_SECONDS)
+    if time >= transport.turn_end:
+        for _ in range(_MOST_PAUSES):
+            connection = transport.keep_connection
+            if connection is None or not connection.stream.reader_waits():
+                break
+            sleep(_PAUSE_SECONDS)
         time = clock()
         transport.turn_end = time + _TURN_SECONDS
-    transport.taken_at = time
     return time
 
 

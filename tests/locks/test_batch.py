@@ -180,7 +180,7 @@ def test_a_released_lease_is_not_released_again() -> None:
 
 
 def test_a_name_given_twice_is_refused(impl: str) -> None:
-    with pytest.raises(ValueError, match="twice, as b'sku:7'"):
+    with pytest.raises(ValueError, match="twice, as 'sku:7'"):
         fastlock.Client().acquire_many(["a", "sku:7", "b", b"sku:7"])
 
 

@@ -447,7 +447,7 @@ async def test_a_forked_child_has_nothing_of_what_its_parent_keeps(
     client = api.client(server.unix_url)
     lock = await keeper_of(api, client)
     await pair(api, lock)
-    heard = client._transport._keep_thread._connection.sock.fileno()
+    heard = client._transport.keep_connection.sock.fileno()
 
     def exit_code_of_a_child() -> int:
         if (child := fork()) == 0:

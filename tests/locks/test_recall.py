@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -36,6 +39,15 @@ def tried_elsewhere(url: str) -> bool:
     process.join(60)
     assert process.exitcode in (0, 1)
     return process.exitcode == 1
+
+
+async def keep_once(api: Api, client: Any, name: str = NAME) -> None:
+    """Have the client keep the name, by a lock of its own."""
+    lock, queues = client.lock(name, timeout=LONG, keep=KEEP), client._transport.queues
+    while name.encode() not in queues.kept:
+        await api.get(lock.acquire())
+        await api.get(lock.release())
+        await until(api, lambda: queues.hears_recalls, "recalls are heard")
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -70,11 +82,8 @@ async def test_the_longest_name_is_recalled(api: Api, server: Server) -> None:
     """The message is longer than any other reply to a lock command."""
     name = "x" * MAX_BYTES
     client, other = api.client(server.unix_url), api.client(server.unix_url)
-    lock, theirs = client.lock(name, timeout=LONG, keep=KEEP), other.lock(name, timeout=LONG, thread_local=False)
-    while name.encode() not in client._transport.queues.kept:
-        await api.get(lock.acquire())
-        await api.get(lock.release())
-        await until(api, lambda: client._transport.queues.hears_recalls, "recalls are heard")
+    theirs = other.lock(name, timeout=LONG, thread_local=False)
+    await keep_once(api, client, name)
     assert await api.start(theirs.acquire).get(SOON) is True
     await api.get(theirs.release())
 
@@ -96,33 +105,67 @@ async def test_a_connection_that_had_lasted_is_replaced_at_once(
     await until(api, lambda: proxy.accepted > before and queues.hears_recalls, "the next connection")
 
 
-@pytest.mark.parametrize("server", ["valkey"], indirect=True)
-@pytest.mark.parametrize("api", ["threads"], indirect=True)
-async def test_a_thread_that_only_takes_what_is_kept_lets_others_run(api: Api, server: Server) -> None:
-    """Else who hears recalls would wait until the interpreter makes it give way, which is never here."""
-    client, other = api.client(server.unix_url), api.client(server.unix_url)
-    lock, theirs = client.lock(NAME, timeout=LONG, keep=KEEP), other.lock(NAME, timeout=LONG)
-    while NAME.encode() not in client._transport.queues.kept:
-        await api.get(lock.acquire())
-        await api.get(lock.release())
-        await until(api, lambda: client._transport.queues.hears_recalls, "recalls are heard")
-    recalled, queues = [], client._transport.queues
-
-    def take() -> None:
-        kept, until = queues.stats, time.monotonic() + SOON / 2
-        while not recalled and time.monotonic() < until:
-            lock.acquire()
-            lock.release()
-            if kept.recalls:
-                recalled.append(time.monotonic() < until)
-
-    interval = sys.getswitchinterval()
+@contextlib.contextmanager
+def recall(probe: redis.Redis, key: bytes) -> Iterator[None]:
+    """Recall the lease of a name, as another client would, without waiting for an answer, which lets threads run. What
+    follows runs without a switch to another thread, unless it sleeps or waits."""
+    token, interval = probe.get(key), sys.getswitchinterval()
+    connection = probe.connection_pool.get_connection()
     sys.setswitchinterval(1e3)
     try:
-        job = api.start(take)
-        assert theirs.acquire(blocking_timeout=SOON)
-        theirs.release()
+        connection.send_command("PUBLISH", b"fastlock:keep:" + token[3:19], token + key)
+        yield
     finally:
         sys.setswitchinterval(interval)
-    await job.get(SOON)
-    assert recalled == [True]
+        connection.read_response()
+        probe.connection_pool.release(connection)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_a_thread_that_does_nothing_but_take_what_is_kept_hears_a_recall(
+    api: Api, server: Server, probe: redis.Redis
+) -> None:
+    client = api.client(server.unix_url)
+    lock, stats = client.lock(NAME, timeout=LONG, keep=KEEP), client._transport.queues.stats
+    await keep_once(api, client)
+    with recall(probe, NAME.encode()):
+        end = time.monotonic() + SOON
+        while not stats.recalls and time.monotonic() < end:
+            lock.acquire()
+            lock.release()
+    assert stats.recalls
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_recall_that_came_while_a_thread_worked_is_heard_before_it_goes_on(
+    api: Api, server: Server, probe: redis.Redis, held: bool
+) -> None:
+    """Neither is the lease kept once more, nor taken."""
+    client = api.client(server.unix_url)
+    lock, queues, key = client.lock(NAME, timeout=LONG, keep=KEEP), client._transport.queues, NAME.encode()
+    stats = queues.stats
+
+    def attempt(seconds: float) -> bool:
+        """Whether the recall was heard, after working for so long. It may not have come by then, or have been heard
+        before, as it was sent: that proves nothing."""
+        while key not in queues.kept:
+            lock.acquire()
+            lock.release()
+        taken, recalls = stats.kept_acquires + held, stats.recalls
+        if held:
+            lock.acquire()
+        with recall(probe, key):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                pass
+            came = client._transport.keep_connection.stream.reader_waits() and stats.recalls == recalls
+            if not held:
+                lock.acquire()
+            lock.release()
+            return came and key not in queues.kept and stats.kept_acquires == taken
+
+    await keep_once(api, client)
+    assert any(attempt(0.001 * factor) for factor in range(1, 51))
