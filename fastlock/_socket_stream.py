@@ -31,6 +31,7 @@ _AT_ONCE = int(getattr(socket, "MSG_DONTWAIT", 0))
 _PEEK = int(socket.MSG_PEEK) | _AT_ONCE
 _READABLE, _WRITABLE = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)  # that the other end sends no more, where the system tells
+_LOOK_SECONDS = 0.001  # between two looks for what the reader has to read, each of which gives the interpreter away
 _SLICE = 0.1  # seconds for which the socket itself waits for bytes; for the rest of a wait it is polled
 _LONGEST = 1e6  # seconds: no wait is longer, whatever is asked for
 _AGAIN = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -60,6 +61,8 @@ class SocketStream(Stream):
         self._usual_delay = self._last_reply_at = 0.0  # seconds that replies take, and when the last one came
         self._probes = 0
         self._listeners: list[PendingReply] = []  # of threads that wait for push messages
+        self._taking = False  # whether there is something to read, and the reader takes it
+        self._look_at = 0.0  # when the next look for that is allowed
 
     # send and receive
 
@@ -189,14 +192,16 @@ class SocketStream(Stream):
                         raise
                     if not isinstance(error, _AGAIN):
                         raise broken(error) from None
-                    lost = False
+                    lost = self._taking = False
                 if data is not None:
                     break
                 if spinning:  # not in the handler: what a signal raises meanwhile has no such context
                     spinning = time.monotonic() - start < budget
                 elif waits:
                     waits = False  # the socket itself has waited for a slice of the timeout
-                elif not _wait(self._sock, _READABLE, timeout - (time.monotonic() - start)):
+                elif _wait(self._sock, _READABLE, timeout - (time.monotonic() - start)):
+                    self._taking = True
+                else:
                     return False
             if spin:
                 self._last_reply_at = time.monotonic()
@@ -207,6 +212,8 @@ class SocketStream(Stream):
             self._out_of_step = self._out_of_step or lost or data is not None
             self.broken = self.broken or self._out_of_step
             raise
+        finally:
+            self._taking = False
         if not data:
             raise Broken("the server closed the connection")
         return True
@@ -250,8 +257,11 @@ class SocketStream(Stream):
         return self._leader is pending_reply
 
     def reader_waits(self) -> bool:
-        """Whether there is something to read for the thread that does, which waits for the interpreter."""
-        return self._leader is not None and _wait(self._sock, _READABLE, 0.0)
+        """Whether the thread that reads has something to read, as far as is known, and waits for the interpreter."""
+        if self._taking or self._leader is None or (at := time.monotonic()) < self._look_at:
+            return self._taking
+        self._look_at = at + _LOOK_SECONDS
+        return _wait(self._sock, _READABLE, 0.0)
 
     def next_reader(self) -> PendingReply | None:
         """The first pending reply whose thread sleeps and could read next, or None."""

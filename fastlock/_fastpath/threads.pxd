@@ -57,6 +57,8 @@ cdef _sent_enter(op, Waiter waiter, bint joins, connection, double sent)
 @cython.locals(transport=Transport, lease=Lease, contended=bint, route=int, sent=double)
 cpdef release(BaseLock lock)
 
+cdef _begin(BaseLock lock)
+
 
 @cython.locals(transport=Transport)
 cdef bint _posted(BaseLock lock, owner, Lease lease, double time) except -1

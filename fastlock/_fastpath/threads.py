@@ -291,7 +291,7 @@ def release(lock: BaseLock) -> None:
     transport, op = lock._transport, None
     lease: Lease | None = None
     try:
-        check()
+        _begin(lock)
         owner = thread_owner() if lock.thread_local else None
         lease = lock._leases.get(owner)
         if lease is None or not_releasable(lease):
@@ -301,8 +301,7 @@ def release(lock: BaseLock) -> None:
         contended, told, lease._releasing = lease._contended, _NOT_ASKED, True
         read_confirmation(transport, lease)
         if transport.queued_keys:
-            time = take_turn(transport) if lock._keep_ms else clock()
-            route, told = release_locally(transport.queues, lease, time), _ASK_SERVER
+            route, told = release_locally(transport.queues, lease, clock()), _ASK_SERVER
             if lock._released_locally(owner, lease, route):
                 return
             contended = contended or route == _SCRIPT
@@ -344,6 +343,13 @@ def release(lock: BaseLock) -> None:
             transport.finish_release(lock, lock._owner(), lease, op, again)
             raise
         raise
+
+
+def _begin(lock: BaseLock) -> None:
+    """Before it is looked at what the caller holds: a recall is heard, and a forked process leaves its parent's."""
+    if lock._keep_ms:
+        take_turn(lock._transport)
+    check()
 
 
 def _posted(lock: BaseLock, owner: object, lease: Lease, time: float) -> bool:

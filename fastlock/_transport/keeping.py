@@ -91,8 +91,9 @@ class KeepThread:
 
     def forget_parent(self) -> None:
         """In a forked child: close the parent's connection."""
-        if self._transport.keep_connection is not None:
-            self._transport.keep_connection.sock.close()
+        connection, self._transport.keep_connection = self._transport.keep_connection, None
+        if connection is not None:
+            connection.sock.close()
 
     def look(self) -> None:
         """Have the thread look for what has lapsed, as soon as its read ends."""
