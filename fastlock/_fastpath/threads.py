@@ -346,7 +346,7 @@ def release(lock: BaseLock) -> None:
 
 
 def _begin(lock: BaseLock) -> None:
-    """Before it is looked at what the caller holds: a recall is heard, and a forked process leaves its parent's."""
+    """What a release does before it looks up the caller's lease: let a recall be heard, and notice a fork."""
     if lock._keep_ms:
         take_turn(lock._transport)
     check()

@@ -150,7 +150,7 @@ async def test_a_recall_that_came_while_a_thread_worked_is_heard_before_it_goes_
     lock, queues, key = client.lock(NAME, timeout=LONG, keep=KEEP), client._transport.queues, NAME.encode()
     stats = queues.stats
 
-    def attempt(seconds: float) -> bool:
+    async def attempt(seconds: float) -> bool:
         """Whether the recall was heard, after working for so long, in which it may not have come."""
         while (queue := queues.kept.get(key)) is None or not queue.keep_until:  # it is recalled just now
             lock.acquire()
@@ -167,10 +167,11 @@ async def test_a_recall_that_came_while_a_thread_worked_is_heard_before_it_goes_
                 lock.acquire()
             lock.release()
             heard = not before and key not in queues.kept and stats.kept_acquires == taken
-        end = time.monotonic() + SOON
-        while stats.recalls == recalls and time.monotonic() < end:
-            time.sleep(0.001)  # it is heard late, and concerns no later attempt
+        await until(api, lambda: stats.recalls > recalls, "it is heard, if late, and concerns no later attempt")
         return heard
 
     await keep_once(api, client)
-    assert any(attempt(0.001 * factor) for factor in range(8, 50))
+    heard, milliseconds = False, 8
+    while not heard and milliseconds < 50:
+        heard, milliseconds = await attempt(milliseconds / 1000), milliseconds + 1
+    assert heard
