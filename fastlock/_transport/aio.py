@@ -131,8 +131,9 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
                     )
                 self._forget_loop()
             end_unfinished()
-            self.loop, self.wakeups = loop, WakeupQueue(loop)
+            self.wakeups = WakeupQueue(loop)
             self._watch_loop()
+            self.loop = loop  # last: a call that is interrupted before is repeated
             self._renewal_timer.restart()
 
     def _forget_loop(self) -> None:
