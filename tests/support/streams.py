@@ -112,7 +112,8 @@ def call_at(step: int, files: Collection[str], call: Callable[[], Any], handler:
             return None
         frame.f_trace_opcodes = True
         if event == "call":
-            last = (frame, "RESUME")
+            after_await = frame.f_code.co_code[frame.f_lasti + 1] & 3 > 1  # there RESUME does not look for signals
+            last = (frame, "" if after_await else "RESUME")
         elif event == "opcode":
             before, last = last, (frame, dis.opname[frame.f_code.co_code[frame.f_lasti]])
             # What has no line ends a generator that is closed: it follows an instruction that was not the one before
