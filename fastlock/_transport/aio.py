@@ -133,8 +133,8 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
             end_unfinished()
             self.wakeups = WakeupQueue(loop)
             self._watch_loop()
-            self.loop = loop  # last: a call that is interrupted before is repeated
-            self._renewal_timer.restart()
+            self._renewal_timer.restart(loop)
+            self.loop = loop  # last: after an interrupt the next call does all of this again
 
     def _forget_loop(self) -> None:
         """The loop was closed: drop its waiters and its connection. Leases and pending undos stay."""
@@ -151,6 +151,7 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         self.release_kept(self.queues.recalls_heard(False))
         self.queues.forget_waiters()
         self._new_queues()
+        self.loop = None
 
     async def release(
         self,

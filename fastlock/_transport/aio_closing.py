@@ -314,7 +314,7 @@ async def at_end(transport: weakref.ref[AsyncClosing]) -> AsyncGenerator[None, N
     it, under asyncio.run and all that work alike: there is no other notice while commands can still be sent."""
     try:
         yield
-    except GeneratorExit:  # not `finally`: an interrupted operation may raise before the `yield`
+    finally:
         found = transport()
         if found is not None and found._loop_end is not None:
             await found.leave_loop()

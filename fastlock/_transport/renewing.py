@@ -208,9 +208,12 @@ class RenewalTimer:
         """See to it that leases to renew are looked for by then."""
         transport = self._transport()
         if time < self._time and transport is not None and transport.loop is not None and not transport.closed:
-            self.stop()
-            self._time = time
-            self._timer = transport.loop.call_later(max(0.0, min(time - now(), LONGEST_SLEEP)), self._run)
+            self._schedule(transport.loop, time)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop, time: float) -> None:
+        timer = loop.call_later(max(0.0, min(time - now(), LONGEST_SLEEP)), self._run)
+        self.stop()  # not before: an interrupt leaves one timer too many, and never none
+        self._timer, self._time = timer, time
 
     def stop(self) -> None:
         """Renew nothing more, until `ensure`."""
@@ -223,13 +226,13 @@ class RenewalTimer:
         if tasks := self._tasks - {asyncio.current_task()}:
             await asyncio.wait(tasks, timeout=seconds)
 
-    def restart(self) -> None:
-        """Go on with the leases that are held, in another loop."""
+    def restart(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Go on with the leases that are held, in another loop, to which the client is bound next."""
         if (transport := self._transport()) is not None and (transport.renewals.heap or transport.renewals.added):
-            self.ensure(now())
+            self._schedule(loop, now())
 
     def _run(self) -> None:
-        self._timer, self._time = None, math.inf
+        self.stop()  # also a timer that is one too many
         transport = self._transport()
         if transport is None or transport.closed or transport.loop is None:
             return

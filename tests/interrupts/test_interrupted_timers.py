@@ -4,6 +4,7 @@ that wait for it are woken."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -165,3 +166,31 @@ def interrupt_in_turn(attempt: Callable[[Interrupt], Any]) -> None:
         pass
     assert next(points) > 4
     assert run(lambda: attempt(setting_timer))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # it was interrupted just before it was awaited
+def test_first_call_in_another_loop_may_be_interrupted(
+    server: Server, probe: redis.Redis, impl: str, no_leaks: Any
+) -> None:
+    """The leases that are held are renewed there all the same, and the end of that loop is noticed."""
+    clients: list[Any] = [fastlock.asyncio.Client.from_url(server.unix_url) for _ in range(70)]  # more than points
+    locks = [client.lock(f"{NAME}:{number}", timeout=600, auto_renew=True) for number, client in enumerate(clients)]
+
+    async def acquire() -> None:
+        await asyncio.gather(*(lock.acquire() for lock in locks))
+
+    async def go_on() -> list[bool]:
+        struck = [raise_at(point, STACK, client._transport.begin) for point, client in enumerate(clients, 1)]
+        await asyncio.gather(*(client.lock("other").locked() for client in clients))
+        for point, client in enumerate(clients, 1):
+            timer = client._transport._renewal_timer._timer
+            assert timer is not None and timer._loop is asyncio.get_running_loop() and not timer.cancelled(), point
+            assert client._transport._loop_end is not None, point
+        await asyncio.gather(*(client.close() for client in clients))
+        return struck
+
+    asyncio.run(acquire())
+    gc.collect()  # a finalizer that runs meanwhile would swallow the interrupt
+    struck = asyncio.run(go_on())
+    assert any(struck) and not struck[-1]
+    assert probe.delete(*(f"{NAME}:{number}" for number in range(len(locks)))) == len(locks)

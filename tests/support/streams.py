@@ -74,12 +74,13 @@ class Interrupt(BaseException):
     """What a test's signal handler raises, as the default one raises KeyboardInterrupt."""
 
 
-CHECKS = (
-    "CALL",
-    "JUMP_BACKWARD",
-    "POP_JUMP_BACKWARD",
-    "RESUME",
-)  # where the interpreter looks for signals, 3.11 to 3.13
+# Where the interpreter looks for signals, 3.11 to 3.13
+CHECKS = frozenset(
+    name
+    for name in dis.opname
+    if name.startswith(("CALL", "JUMP_BACKWARD", "POP_JUMP_BACKWARD", "RESUME"))
+    and not name.startswith(("CALL_INTRINSIC", "JUMP_BACKWARD_NO_INTERRUPT"))
+)
 
 
 def raise_at(step: int, files: Collection[str], call: Callable[[], Any], kind: type[BaseException] = Interrupt) -> bool:
@@ -117,7 +118,7 @@ def call_at(step: int, files: Collection[str], call: Callable[[], Any], handler:
         elif event == "opcode":
             before, last = last, (frame, dis.opname[frame.f_code.co_code[frame.f_lasti]])
             # What has no line ends a generator that is closed: it follows an instruction that was not the one before
-            left -= before[0] is frame and before[1].startswith(CHECKS) and frame.f_lineno is not None
+            left -= before[0] is frame and before[1] in CHECKS and frame.f_lineno is not None
             if left == 0:
                 left = -1
                 handler()
