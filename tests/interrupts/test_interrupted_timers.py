@@ -180,7 +180,8 @@ def test_first_call_in_another_loop_may_be_interrupted(
         await asyncio.gather(*(lock.acquire() for lock in locks))
 
     async def go_on() -> list[bool]:
-        struck = [raise_at(point, STACK, client._transport.begin) for point, client in enumerate(clients, 1)]
+        files = {file for file in STACK if not file.endswith("lease.py")}  # of tokens: it draws many, now and then
+        struck = [raise_at(point, files, client._transport.begin) for point, client in enumerate(clients, 1)]
         await asyncio.gather(*(client.lock("other").locked() for client in clients))
         for point, client in enumerate(clients, 1):
             timer = client._transport._renewal_timer._timer
@@ -192,5 +193,5 @@ def test_first_call_in_another_loop_may_be_interrupted(
     asyncio.run(acquire())
     gc.collect()  # a finalizer that runs meanwhile would swallow the interrupt
     struck = asyncio.run(go_on())
-    assert any(struck) and not struck[-1]
+    assert struck == sorted(struck, reverse=True) and struck[0] and not struck[-1]
     assert probe.delete(*(f"{NAME}:{number}" for number in range(len(locks)))) == len(locks)
