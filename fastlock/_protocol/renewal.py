@@ -141,7 +141,7 @@ class Renewal:
         self.reported = False  # whether that was counted and logged here
         self.failures = 0  # renewals in a row that failed
         self.retry_at = 0.0  # when to try again, after a failure
-        self.under_way = False  # whether a renewal of it was sent, and its reply is awaited
+        self.under_way: list[Renewal] | None = None  # those that are being renewed along with it, if it is
         self.time = math.inf  # when `Renewals.take_due` is to look at it next
         self.part = DUE_PART * random.uniform(1 - JITTER, 1)
         self._untold = [True]
@@ -205,7 +205,7 @@ class Renewal:
     def next_time(self, lease: Lease, time: float) -> float:
         """When there is something to do for the lease: to renew it, or to say that it is lost."""
         lost_from = lease._deadline - self.margin
-        if self.under_way or self.has_ended(time):
+        if self.under_way is not None or self.has_ended(time):
             return lost_from
         due = lease._deadline - self.ms / 1000 * (1 - self.part)
         return min(lost_from, max(due, self.retry_at)) if self.failures else due
@@ -235,19 +235,32 @@ class Renewals:
             heapq.heappush(self.heap, (renewal.time, next(self.serial), renewal))
 
     def take_due(self, time: float) -> list[Renewal]:
-        """The renewals that are due by now, or soon if one is due now. Leases that have ended are told lost."""
+        """The renewals that are due by now, or soon if one is due now: `renew` them, or call `ended`. Leases that have
+        ended are told lost."""
         for renewal in list(self.added):
             self.schedule(renewal, time)
             self.added.pop(renewal, None)
         due: list[Renewal] = []
+        taken: list[Renewal] = []
+        try:
+            self._take_due(time, due, taken)
+        except BaseException:  # a signal handler's: all are to be looked at again
+            self.ended(due, time)
+            for renewal in taken:
+                self.schedule(renewal, time)
+            raise
+        return due
+
+    def _take_due(self, time: float, due: list[Renewal], taken: list[Renewal]) -> None:
         later: list[Renewal] = []
         lost: list[Renewal] = []
         part = DUE_PART * random.uniform(1 - JITTER, 1)
         while self.heap:
             at, _, renewal = self.heap[0]
             early = renewal.ms / 1000 * EARLY_PART
-            if at > time + (early if due and not renewal.under_way else 0):
+            if at > time + (early if due and renewal.under_way is None else 0):
                 break
+            taken.append(renewal)  # before it is off the heap
             heapq.heappop(self.heap)
             lease = renewal.lease()
             if at != renewal.time or lease is None or renewal.over or lease._releasing or lease._deadline == ENDED:
@@ -260,23 +273,26 @@ class Renewals:
             elif renewal.next_time(lease, time) > time + early:  # its end was moved
                 self.schedule(renewal, time)
             else:
-                renewal.under_way, renewal.part = True, part
-                self.schedule(renewal, time)
                 due.append(renewal)
+                renewal.under_way, renewal.part = due, part
+                self.schedule(renewal, time)
         for renewal in later:
             self.schedule(renewal, time)
         raised: BaseException | None = None
         for renewal in lost:
             try:
                 renewal.found_lost(unreported=True)
-            except BaseException as error:  # a signal handler's: first all are told, and what is due stays so
+            except BaseException as error:  # a signal handler's: first all are told
                 raised = error
         if raised is not None:
-            for renewal in due:
-                renewal.under_way = False
-                self.schedule(renewal, time)
             raise raised
-        return due
+
+    def ended(self, due: list[Renewal], time: float) -> None:
+        """Note that what `take_due` returned is not being renewed any more, or never was."""
+        for renewal in due:
+            if renewal.under_way is due:
+                renewal.under_way = None
+                self.schedule(renewal, time)
 
     def wake_time(self) -> float:
         """When `take_due` is to be called next, if none is added before."""
@@ -305,9 +321,7 @@ class Renewals:
         finally:
             for _, _, move in moves:
                 move.end()
-            for renewal in due:
-                renewal.under_way = False
-                self.schedule(renewal, clock())
+            self.ended(due, clock())
 
     def _renewed(self, moves: list[tuple[Renewal, Lease, Move]], until: float, clock: Clock) -> Steps[None]:
         request = RenewMany([(lease, renewal.ms) for renewal, lease, _ in moves])

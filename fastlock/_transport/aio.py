@@ -140,11 +140,11 @@ class AsyncTransport(AsyncClosing, AsyncKeeping):
         """The loop was closed: drop its waiters and its connection. Leases and pending undos stay."""
         self._stop_watching_loop()
         self._undelay()
-        self._renewal_timer.stop()
         self._keep_timer.stop()
         connection, self.connection, self.open_stream = self.connection, None, None
         if connection is not None:
             connection.fail(EOFError("its event loop has ended"))
+        self._renewal_timer.forget_loop()
         self._connecting = None
         self._sleeping.clear()
         self._closing, self._ending = [], None

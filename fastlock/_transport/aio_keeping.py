@@ -50,13 +50,17 @@ class KeepTimer:
             timer.cancel()
 
     def _run(self) -> None:
-        self._timer, self._time = None, math.inf
-        transport = self._transport()
-        if transport is not None:
-            try:
+        try:
+            self._timer, self._time = None, math.inf
+            transport = self._transport()
+            if transport is not None:
                 transport.release_kept(transport.queues.lapsed(now()))
-            finally:  # also if a signal handler raised
+        finally:  # also if a signal handler raised
+            try:
                 self.ensure()
+            except BaseException:  # in that
+                self.ensure()
+                raise
 
 
 class AsyncKeeping(Transport):

@@ -87,7 +87,7 @@ class AsyncLost:
     def wake(self) -> None:
         """Wake who waits: the lease is lost, or was released."""
         for future in list(self._waiting):
-            if not future.done():
+            if not future.done() and not future.get_loop().is_closed():
                 future.set_result(None)
 
 
@@ -202,13 +202,16 @@ class RenewalTimer:
         self._transport = weakref.ref(transport)
         self._timer: asyncio.TimerHandle | None = None
         self._time = math.inf  # when it ends
-        self._tasks: set[asyncio.Task[None]] = set()  # that renew now, or run what a user's `on_lost` returned
+        # Tasks that renew now, each with what it renews, or that run what a user's `on_lost` returned
+        self._tasks: dict[asyncio.Task[None], list[Renewal]] = {}
 
     def ensure(self, time: float) -> None:
         """See to it that leases to renew are looked for by then."""
         transport = self._transport()
-        if time < self._time and transport is not None and transport.loop is not None and not transport.closed:
-            self._schedule(transport.loop, time)
+        if transport is None or transport.loop is None or transport.closed:
+            return
+        if time < self._time or self._time < now():  # also a timer that has ended, whose `_run` was interrupted
+            self._schedule(transport.loop, min(time, self._time))
 
     def _schedule(self, loop: asyncio.AbstractEventLoop, time: float) -> None:
         timer = loop.call_later(max(0.0, min(time - now(), LONGEST_SLEEP)), self._run)
@@ -223,7 +226,7 @@ class RenewalTimer:
 
     async def join(self, seconds: float) -> None:
         """Wait until what was begun has ended, for so many seconds at most."""
-        if tasks := self._tasks - {asyncio.current_task()}:
+        if tasks := self._tasks.keys() - {asyncio.current_task()}:
             await asyncio.wait(tasks, timeout=seconds)
 
     def restart(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -231,28 +234,57 @@ class RenewalTimer:
         if (transport := self._transport()) is not None and (transport.renewals.heap or transport.renewals.added):
             self._schedule(loop, now())
 
-    def _run(self) -> None:
-        self.stop()  # also a timer that is one too many
+    def forget_loop(self) -> None:
+        """The loop was closed: what was being renewed there is to be renewed again."""
+        self.stop()
         transport = self._transport()
-        if transport is None or transport.closed or transport.loop is None:
+        for task, due in list(self._tasks.items()):
+            if due and (steps := task.get_coro()) is not None:
+                steps.close()  # notes what it has sent
+            if transport is not None:
+                transport.renewals.ended(due, now())  # also if it had not begun
+        self._tasks.clear()
+
+    def _run(self) -> None:
+        try:
+            self.stop()  # also a timer that is one too many
+            self._renew_due()
+        finally:  # also if a signal handler raised, as in `on_lost`
+            try:
+                self._ensure_next()
+            except BaseException:  # in that
+                self._ensure_next()
+                raise
+
+    def _renew_due(self) -> None:
+        transport = self._transport()
+        if transport is None or transport.loop is None or transport.closed:
             return
         renewals = transport.renewals
-        try:
-            if due := renewals.take_due(time := now()):
+        if due := renewals.take_due(time := now()):
+            try:
                 until = renewals.attempt_end(time, due)
-                self._start(transport.loop, transport.drive(renewals.renew(due, until, now)))
-        finally:  # also if a signal handler raised in `on_lost`
-            self.ensure(renewals.wake_time())
+                self._start(transport.loop, transport.drive(renewals.renew(due, until, now)), due)
+            except BaseException:  # a signal handler's
+                renewals.ended(due, now())
+                raise
 
-    def _start(self, loop: asyncio.AbstractEventLoop, steps: Coroutine[Any, Any, None]) -> None:
+    def _ensure_next(self) -> None:
+        if (transport := self._transport()) is not None:
+            renewals = transport.renewals
+            self.ensure(now() if renewals.added else renewals.wake_time())
+
+    def _start(
+        self, loop: asyncio.AbstractEventLoop, steps: Coroutine[Any, Any, None], due: list[Renewal] | None = None
+    ) -> None:
         task = loop.create_task(steps, name="fastlock: renew")
-        self._tasks.add(task)
+        self._tasks[task] = due or []
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        transport = self._transport()
+        due, transport = self._tasks.pop(task, []), self._transport()
         if transport is not None:
+            transport.renewals.ended(due, now())  # where it was cancelled before it had begun
             self.ensure(transport.renewals.wake_time())
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("leases could not be renewed; trying again", exc_info=error)

@@ -16,6 +16,8 @@ from support.strikes import STACK, Struck, StruckIn
 
 import fastlock
 import fastlock.asyncio
+from fastlock._protocol import renewal
+from fastlock._protocol.lease import now
 from fastlock.embedded import Server
 
 NAME = "sku"
@@ -110,6 +112,47 @@ def test_check_for_expired_leases_may_be_interrupted(server: Server, impl: str, 
             assert transport.sweep_timer not in (None, before) and not transport.sweep_timer.cancelled()
             waiting.cancel()
             await asyncio.wait([waiting])
+            return raised
+
+    interrupt_in_turn(attempt)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # it was interrupted just before its task began
+def test_renewals_go_on_though_their_timer_is_interrupted(
+    server: Server, impl: str, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal, "DUE_PART", 1e-5)  # of a lease's time: 6 ms
+
+    async def attempt(interrupt: Interrupt) -> bool:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
+            async with client.lock(NAME, timeout=600, auto_renew=True):
+                timer: Any = client._transport._renewal_timer
+                await until(lambda: timer._timer is not None and not timer._tasks)
+                timer._timer.cancel()
+                while now() < timer._time:
+                    pass
+                raised = interrupt(timer._run)
+                before = client.get_stats()["renewals"]
+                await until(lambda: client.get_stats()["renewals"] > before)
+            return raised
+
+    interrupt_in_turn(attempt)
+
+
+def test_kept_leases_lapse_though_their_timer_is_interrupted(
+    server: Server, probe: redis.Redis, impl: str, no_leaks: Any
+) -> None:
+    async def attempt(interrupt: Interrupt) -> bool:
+        async with fastlock.asyncio.Client.from_url(server.unix_url) as client:
+            long, short = client.lock("long", timeout=600, keep=600), client.lock(NAME, timeout=600, keep=0.01)
+            for lock in (long, short):
+                while lock.name not in map(bytes.decode, client._transport.queues.kept):
+                    async with lock:
+                        await asyncio.sleep(0)
+            timer: Any = client._transport._keep_timer
+            timer._timer.cancel()
+            raised = interrupt(timer._run)
+            await until(lambda: not probe.exists(NAME))
             return raised
 
     interrupt_in_turn(attempt)

@@ -559,20 +559,51 @@ async def test_a_task_of_wait_for_is_not_taken_for_the_owner(api: Api, server: S
     await lock.release()
 
 
-def test_a_client_goes_on_renewing_in_the_next_loop(server: Server, impl: str, often: None) -> None:
+@pytest.mark.parametrize("due", [False, True])
+def test_a_client_goes_on_renewing_in_the_next_loop(server: Server, impl: str, often: None, due: bool) -> None:
+    """due: the lease's renewal begins as the loop ends."""
     client = fastlock.asyncio.Client.from_url(server.url)
     lock = renewing(client, thread_local=False)
 
     async def acquire() -> None:
         await lock.acquire()
-
-    async def release() -> None:
-        await client.lock("another").locked()
-        start = client.get_stats()["renewals"]
-        while client.get_stats()["renewals"] < start + 3:
-            await asyncio.sleep(0.001)
-        await lock.release()
-        await client.close()
+        while due and now() < client._transport._renewal_timer._time:
+            pass
 
     asyncio.run(acquire())
-    asyncio.run(release())
+    asyncio.run(renew_and_release(client, lock))
+
+
+@pytest.mark.parametrize("ticks", range(4))
+def test_a_loop_that_is_just_closed_leaves_its_renewals_to_the_next(
+    server: Server, impl: str, often: None, ticks: int
+) -> None:
+    """One is under way, for so many ticks of the loop, and a task waits to hear of a loss."""
+    client = fastlock.asyncio.Client.from_url(server.url)
+    lock = renewing(client, thread_local=False)
+
+    async def acquire() -> asyncio.Task[bool]:
+        await lock.acquire()
+        waiting = asyncio.create_task(lock.lease.lost.wait())
+        while not client._transport._renewal_timer._tasks:
+            await asyncio.sleep(0)
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        return waiting
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda loop, context: None)  # of tasks that are destroyed
+    waiting = loop.run_until_complete(acquire())
+    loop.close()
+    asyncio.run(renew_and_release(client, lock))
+    assert not waiting.done()
+
+
+async def renew_and_release(client: Any, lock: Any) -> None:
+    await client.lock("another").locked()
+    start = client.get_stats()["renewals"]
+    async with asyncio.timeout(20):
+        while client.get_stats()["renewals"] < start + 3:
+            await asyncio.sleep(0.001)
+    await lock.release()
+    await client.close()

@@ -47,11 +47,11 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         R,
     ),
     "a lease whose renewal was answered is not renewed again": in_function(
-        Renewals.renew, "renewal.under_way = False", "pass"
+        Renewals.ended, "renewal.under_way = None", "pass"
     ),
     "a loss is told twice": in_function(Renewal.found_lost, "self._untold.pop()", "self._untold"),
     "a lease that is released is renewed": together(
-        in_function(Renewals.take_due, " or lease._releasing or lease._deadline == ENDED", ""),
+        in_function(Renewals._take_due, " or lease._releasing or lease._deadline == ENDED", ""),
         in_function(Renewals.renew, " if each[1]._deadline != ENDED and not each[1]._releasing", ""),
     ),
     "what was not answered is not tried again": in_function(
