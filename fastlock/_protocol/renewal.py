@@ -318,6 +318,10 @@ class Renewals:
             # A lease may have been released before its move had begun, and its token be the next holder's
             held = [each for each in moves if each[1]._deadline != ENDED and not each[1]._releasing]
             yield from self._renewed(held, until, clock)
+        except Exception:  # such as a credential provider's: it is not called again at once
+            for renewal, _, _ in moves:
+                self._failed(renewal, clock)
+            raise
         finally:
             for _, _, move in moves:
                 move.end()
@@ -353,9 +357,13 @@ class Renewals:
             if reply is not None and self._note(renewal, lease, move, reply, request.sent):
                 renewal.failures = 0
             else:
-                renewal.failures += 1
-                most = max(SHORTEST_RETRY, (renewal.lost_from() - clock()) / 4)
-                renewal.retry_at = clock() + min(backoff(renewal.failures), most)
+                self._failed(renewal, clock)
+
+    @staticmethod
+    def _failed(renewal: Renewal, clock: Clock) -> None:
+        renewal.failures += 1
+        most = max(SHORTEST_RETRY, (renewal.lost_from() - clock()) / 4)
+        renewal.retry_at = clock() + min(backoff(renewal.failures), most)
 
     def _note(self, renewal: Renewal, lease: Lease, move: Move, reply: int, sent: float) -> bool:
         """Take the server's reply for one lease; 0: it is not the holder's any more. Returns False where the lease was

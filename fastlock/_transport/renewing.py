@@ -18,7 +18,7 @@ from fastlock import _native as native
 from fastlock._protocol.arguments import as_wait
 from fastlock._protocol.lease import Lease, now
 from fastlock._protocol.losses import LOG, abbreviated
-from fastlock._protocol.renewal import Renewal
+from fastlock._protocol.renewal import SHORTEST_RETRY, Renewal, Renewals
 from fastlock._stream_errors import by_handler
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Any)
 LONGEST_SLEEP = 1e6  # seconds: the system's functions take no infinite ones
-PAUSE = 1.0  # seconds after an error that nobody expected
 
 
 class SyncLost:
@@ -149,6 +148,12 @@ def _wake(sleep: LockType) -> None:
             raise
 
 
+def after_error(renewals: Renewals) -> float:
+    """When to go on after an error that nobody expected, such as a credential provider's: in time to tell who loses a
+    lease, and not again and again at once."""
+    return max(renewals.wake_time(), now() + SHORTEST_RETRY)
+
+
 class RenewalThread:
     """The thread that renews the leases of one client for threads; started when the first is to be renewed. It ends
     with the client. It keeps no client alive."""
@@ -189,7 +194,7 @@ class RenewalThread:
                     continue
             except BaseException:  # whatever it is, it must not end all renewals
                 LOG.exception("leases could not be renewed; trying again")
-                self.wake_time = now() + PAUSE
+                self.wake_time = after_error(transport.renewals)
             del transport
             self._sleep.acquire(timeout=max(0.0, min(self.wake_time - now(), LONGEST_SLEEP)))
             self.wake_time = -math.inf
@@ -283,10 +288,12 @@ class RenewalTimer:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         due, transport = self._tasks.pop(task, []), self._transport()
+        error = None if task.cancelled() else task.exception()
         if transport is not None:
-            transport.renewals.ended(due, now())  # where it was cancelled before it had begun
-            self.ensure(transport.renewals.wake_time())
-        if not task.cancelled() and (error := task.exception()) is not None:
+            renewals = transport.renewals
+            renewals.ended(due, now())  # where it was cancelled before it had begun
+            self.ensure(renewals.wake_time() if error is None else after_error(renewals))
+        if error is not None:
             LOG.error("leases could not be renewed; trying again", exc_info=error)
 
     def tell_lost(self, renewal: Renewal) -> None:

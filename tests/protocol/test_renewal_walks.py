@@ -55,7 +55,7 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         in_function(Renewals.renew, " if each[1]._deadline != ENDED and not each[1]._releasing", ""),
     ),
     "what was not answered is not tried again": in_function(
-        Renewals._renewed, "clock() + min(backoff(renewal.failures), most)", "math.inf"
+        Renewals._failed, "clock() + min(backoff(renewal.failures), most)", "math.inf"
     ),
     "no answer counts as an answer": in_function(
         Renewals._renewed, "replies or [None] * len(moves)", "replies or [1] * len(moves)"

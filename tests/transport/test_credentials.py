@@ -7,6 +7,7 @@ errors mean, as in redis-py, that the server cannot be reached, and are retried.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import redis
 from support.apis import Api
 from support.redispy import ending, module
 
+from fastlock._protocol.lease import now
 from fastlock._protocol.undo import Undo
 from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock.embedded import Server
@@ -130,6 +132,28 @@ async def test_each_new_connection_calls_the_provider(
         await api.enter(async_with)
         await api.leave(async_with)
         assert again.calls == 1
+
+
+async def test_a_loss_is_told_in_time_where_a_provider_fails(
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The renewals that fail are tried again, and not as fast as the processor can."""
+    caplog.set_level(logging.CRITICAL, "fastlock")  # a log of each try would slow them down
+    credentials = provider(api, None, *[ValueError("the vault is sealed")] * 10_000)
+    told: list[float] = []
+    client = api.client(server.unix_url, credential_provider=credentials)
+    lock = client.lock("a", timeout=2, auto_renew=True, on_lost=lambda lease: told.append(now()))
+    other = api.client(server.unix_url).lock("a", thread_local=False)
+    assert await api.get(lock.acquire())
+    cut(probe)
+
+    async def acquire() -> float:
+        assert await api.get(other.acquire(blocking_timeout=20))
+        return now()
+
+    acquired = await api.start(acquire).get()
+    assert len(told) == 1 and told[0] <= acquired and 2 < credentials.calls < 100
+    await api.get(other.release())
 
 
 @pytest.mark.parametrize("api", ["asyncio"], indirect=True)
