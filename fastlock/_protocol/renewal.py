@@ -291,8 +291,10 @@ class Renewals:
         """Note that what `take_due` returned is not being renewed any more, or never was."""
         for renewal in due:
             if renewal.under_way is due:
+                self.added[renewal] = None  # until it is scheduled: a signal handler may raise
                 renewal.under_way = None
                 self.schedule(renewal, time)
+                self.added.pop(renewal, None)
 
     def wake_time(self) -> float:
         """When `take_due` is to be called next, if none is added before."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fastlock._transport.sync import SyncTransport
 
 F = TypeVar("F", bound=Any)
+LATE = 1.0  # seconds after which a timer that should have ended is set anew; else each tick could set it anew
 LONGEST_SLEEP = 1e6  # seconds: the system's functions take no infinite ones
 
 
@@ -215,8 +216,10 @@ class RenewalTimer:
         transport = self._transport()
         if transport is None or transport.loop is None or transport.closed:
             return
-        if time < self._time or self._time < now():  # also a timer that has ended, whose `_run` was interrupted
-            self._schedule(transport.loop, min(time, self._time))
+        if time < self._time:
+            self._schedule(transport.loop, time)
+        elif self._time < now() - LATE:  # perhaps it has ended, and a signal handler raised as `_run` began
+            self._schedule(transport.loop, now())
 
     def _schedule(self, loop: asyncio.AbstractEventLoop, time: float) -> None:
         timer = loop.call_later(max(0.0, min(time - now(), LONGEST_SLEEP)), self._run)
@@ -256,9 +259,9 @@ class RenewalTimer:
             self._renew_due()
         finally:  # also if a signal handler raised, as in `on_lost`
             try:
-                self._ensure_next()
+                self._restart()
             except BaseException:  # in that
-                self._ensure_next()
+                self._restart()
                 raise
 
     def _renew_due(self) -> None:
@@ -274,6 +277,10 @@ class RenewalTimer:
                 renewals.ended(due, now())
                 raise
 
+    def _restart(self) -> None:
+        self.stop()
+        self._ensure_next()
+
     def _ensure_next(self) -> None:
         if (transport := self._transport()) is not None:
             renewals = transport.renewals
@@ -287,12 +294,22 @@ class RenewalTimer:
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        due, transport = self._tasks.pop(task, []), self._transport()
+        try:
+            self._note_done(task)
+        except BaseException:  # a signal handler's
+            self._note_done(task)
+            raise
+
+    def _note_done(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if transport is not None:
+        if (transport := self._transport()) is not None:
             renewals = transport.renewals
-            renewals.ended(due, now())  # where it was cancelled before it had begun
-            self.ensure(renewals.wake_time() if error is None else after_error(renewals))
+            renewals.ended(self._tasks.get(task, []), now())  # where it was cancelled before it had begun
+            if error is None:
+                self._ensure_next()
+            else:
+                self.ensure(after_error(renewals))
+        self._tasks.pop(task, None)
         if error is not None:
             LOG.error("leases could not be renewed; trying again", exc_info=error)
 
@@ -306,8 +323,9 @@ class RenewalTimer:
     def call(self, on_lost: Callable[[Lease], object], lease: Lease) -> None:
         """Call a user's function, and await what it returns, if that is a coroutine function's."""
         returned, transport = call_safely(on_lost, lease), self._transport()
-        if inspect.isawaitable(returned) and transport is not None and transport.loop is not None:
-            self._start(transport.loop, await_on_lost(returned, lease.name))
+        loop = None if transport is None else transport.loop
+        if inspect.isawaitable(returned) and loop is not None and not loop.is_closed():
+            self._start(loop, await_on_lost(returned, lease.name))
 
 
 class Body:
@@ -321,7 +339,8 @@ class Body:
     def cancel(self) -> None:
         """The lease is lost: cancel the body."""
         self._cancelled = True
-        self._task.cancel()
+        if not self._task.get_loop().is_closed():
+            self._task.cancel()
 
     async def was_cancelled(self, error: BaseException | None) -> bool:
         """Whether the body ended by `error`, or without, because the lease was lost. Raises CancelledError: it was

@@ -599,6 +599,53 @@ def test_a_loop_that_is_just_closed_leaves_its_renewals_to_the_next(
     assert not waiting.done()
 
 
+def test_a_loss_is_told_though_the_loop_of_its_body_was_closed(
+    server: Server, impl: str, probe: redis.Redis, often: None
+) -> None:
+    told: list[Any] = []
+    client = fastlock.asyncio.Client.from_url(server.url)
+    lock = renewing(client, thread_local=False, cancel_on_loss=True, on_lost=told.append)
+
+    async def hold() -> None:
+        async with lock:
+            await asyncio.sleep(60)
+
+    async def begin() -> asyncio.Task[None]:
+        body = asyncio.create_task(hold())
+        while lock.lease is None:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return body
+
+    async def go_on() -> None:
+        await client.lock("another").locked()
+        async with asyncio.timeout(20):
+            while not told:
+                await asyncio.sleep(0.001)
+        await client.close()
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda loop, context: None)  # of tasks that are destroyed
+    body = loop.run_until_complete(begin())
+    loop.close()
+    probe.delete(NAME)
+    asyncio.run(go_on())
+    assert len(told) == 1 and not body.done()
+    with pytest.raises(RuntimeError, match="event loop"):  # it releases, and would be told so as it is collected
+        body.get_coro().close()  # type: ignore[union-attr]
+
+
+def test_grants_in_each_tick_do_not_keep_a_renewal_from_its_timer(server: Server, impl: str, often: None) -> None:
+    async def work() -> None:
+        async with fastlock.asyncio.Client.from_url(server.url) as client, renewing(client):
+            async with asyncio.timeout(20):
+                while client.get_stats()["renewals"] < 3:
+                    client._transport.wake_renewal(now() + 60)  # as a grant does it
+                    await asyncio.sleep(0)
+
+    asyncio.run(work())
+
+
 async def renew_and_release(client: Any, lock: Any) -> None:
     await client.lock("another").locked()
     start = client.get_stats()["renewals"]
