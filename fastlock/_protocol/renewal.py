@@ -234,12 +234,19 @@ class Renewals:
             renewal.time = renewal.next_time(lease, time)
             heapq.heappush(self.heap, (renewal.time, next(self.serial), renewal))
 
+    def _schedule_added(self, renewal: Renewal, time: float) -> None:
+        try:
+            self.added.pop(renewal, None)  # first: another thread may add it again, as it has moved the lease's end
+            self.schedule(renewal, time)
+        except BaseException:  # a signal handler's
+            self.added[renewal] = None
+            raise
+
     def take_due(self, time: float) -> list[Renewal]:
         """The renewals that are due by now, or soon if one is due now: `renew` them, or call `ended`. Leases that have
         ended are told lost."""
         for renewal in list(self.added):
-            self.schedule(renewal, time)
-            self.added.pop(renewal, None)
+            self._schedule_added(renewal, time)
         due: list[Renewal] = []
         taken: list[Renewal] = []
         try:
@@ -291,10 +298,8 @@ class Renewals:
         """Note that what `take_due` returned is not being renewed any more, or never was."""
         for renewal in due:
             if renewal.under_way is due:
-                self.added[renewal] = None  # until it is scheduled: a signal handler may raise
                 renewal.under_way = None
-                self.schedule(renewal, time)
-                self.added.pop(renewal, None)
+                self._schedule_added(renewal, time)
 
     def wake_time(self) -> float:
         """When `take_due` is to be called next, if none is added before."""

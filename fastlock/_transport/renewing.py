@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from fastlock._transport.sync import SyncTransport
 
 F = TypeVar("F", bound=Any)
-LATE = 1.0  # seconds after which a timer that should have ended is set anew; else each tick could set it anew
+LATE = 1.0  # seconds after which a timer that should have run is not relied on any more
+PAUSE = 1.0  # seconds after an error at most
 LONGEST_SLEEP = 1e6  # seconds: the system's functions take no infinite ones
 
 
@@ -152,7 +153,8 @@ def _wake(sleep: LockType) -> None:
 def after_error(renewals: Renewals) -> float:
     """When to go on after an error that nobody expected, such as a credential provider's: in time to tell who loses a
     lease, and not again and again at once."""
-    return max(renewals.wake_time(), now() + SHORTEST_RETRY)
+    next_time = now() if renewals.added else renewals.wake_time()
+    return max(min(next_time, now() + PAUSE), now() + SHORTEST_RETRY)
 
 
 class RenewalThread:
@@ -195,6 +197,7 @@ class RenewalThread:
                     continue
             except BaseException:  # whatever it is, it must not end all renewals
                 LOG.exception("leases could not be renewed; trying again")
+                self.wake_time = now() + PAUSE  # leases that are added from now on wake this thread
                 self.wake_time = after_error(transport.renewals)
             del transport
             self._sleep.acquire(timeout=max(0.0, min(self.wake_time - now(), LONGEST_SLEEP)))
@@ -216,10 +219,12 @@ class RenewalTimer:
         transport = self._transport()
         if transport is None or transport.loop is None or transport.closed:
             return
-        if time < self._time:
+        # A timer that has ended, and is about to run, is left alone: else each tick could set another one in its place
+        if max(time, now()) < self._time:
             self._schedule(transport.loop, time)
-        elif self._time < now() - LATE:  # perhaps it has ended, and a signal handler raised as `_run` began
-            self._schedule(transport.loop, now())
+        elif self._time < now() - LATE:  # perhaps a signal handler raised as `_run` began
+            transport.loop.call_soon(self._run)
+            self._time = now()
 
     def _schedule(self, loop: asyncio.AbstractEventLoop, time: float) -> None:
         timer = loop.call_later(max(0.0, min(time - now(), LONGEST_SLEEP)), self._run)
@@ -257,12 +262,14 @@ class RenewalTimer:
         try:
             self.stop()  # also a timer that is one too many
             self._renew_due()
-        finally:  # also if a signal handler raised, as in `on_lost`
+            self._ensure_next()
+        except BaseException:  # a signal handler's, also in `on_lost`
             try:
-                self._restart()
+                self._go_on()
             except BaseException:  # in that
-                self._restart()
+                self._go_on()
                 raise
+            raise
 
     def _renew_due(self) -> None:
         transport = self._transport()
@@ -277,9 +284,10 @@ class RenewalTimer:
                 renewals.ended(due, now())
                 raise
 
-    def _restart(self) -> None:
+    def _go_on(self) -> None:
         self.stop()
-        self._ensure_next()
+        if (transport := self._transport()) is not None:
+            self.ensure(after_error(transport.renewals))
 
     def _ensure_next(self) -> None:
         if (transport := self._transport()) is not None:
@@ -305,7 +313,7 @@ class RenewalTimer:
         if (transport := self._transport()) is not None:
             renewals = transport.renewals
             renewals.ended(self._tasks.get(task, []), now())  # where it was cancelled before it had begun
-            if error is None:
+            if error is None and not task.cancelled():
                 self._ensure_next()
             else:
                 self.ensure(after_error(renewals))

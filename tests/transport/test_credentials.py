@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 from support.apis import Api
+from support.child_client import until
 from support.redispy import ending, module
 
+from fastlock._protocol import renewal
 from fastlock._protocol.lease import now
 from fastlock._protocol.undo import Undo
 from fastlock._transport.undo_delivery import UndoDelivery
@@ -134,12 +137,18 @@ async def test_each_new_connection_calls_the_provider(
         assert again.calls == 1
 
 
+@pytest.mark.parametrize("error", [ValueError("the vault is sealed"), asyncio.CancelledError()], ids=repr)
 async def test_a_loss_is_told_in_time_where_a_provider_fails(
-    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, caplog: pytest.LogCaptureFixture
+    api: Api,
+    server: Server,
+    probe: redis.Redis,
+    no_leaks: Any,
+    caplog: pytest.LogCaptureFixture,
+    error: BaseException,
 ) -> None:
     """The renewals that fail are tried again, and not as fast as the processor can."""
     caplog.set_level(logging.CRITICAL, "fastlock")  # a log of each try would slow them down
-    credentials = provider(api, None, *[ValueError("the vault is sealed")] * 10_000)
+    credentials = provider(api, None, *[error] * 10_000)
     told: list[float] = []
     client = api.client(server.unix_url, credential_provider=credentials)
     lock = client.lock("a", timeout=2, auto_renew=True, on_lost=lambda lease: told.append(now()))
@@ -154,6 +163,36 @@ async def test_a_loss_is_told_in_time_where_a_provider_fails(
     acquired = await api.start(acquire).get()
     assert len(told) == 1 and told[0] <= acquired and 2 < credentials.calls < 100
     await api.get(other.release())
+
+
+@pytest.mark.parametrize("api", ["threads"], indirect=True)
+async def test_what_is_acquired_while_a_provider_fails_is_renewed(
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal, "DUE_PART", 0.01)  # of a lease's time
+
+    class Sealed(Provider):
+        asked, sealed = threading.Event(), threading.Event()
+
+        def get_credentials(self) -> tuple[str, ...]:
+            if self.calls == 1:  # that of the thread that renews
+                self.calls += 1
+                self.asked.set()
+                assert self.sealed.wait(20)
+                raise ValueError("the vault is sealed")
+            return super().get_credentials()
+
+    credentials = Sealed()
+    client = api.client(server.unix_url, credential_provider=credentials)
+    first, second = client.lock("a", timeout=30, auto_renew=True), client.lock("b", timeout=2, auto_renew=True)
+    first.acquire()
+    cut(probe)
+    assert credentials.asked.wait(20)
+    second.acquire()
+    first.release()
+    credentials.sealed.set()
+    await until(api, lambda: client.get_stats()["renewals"], "a renewal")
+    second.release()
 
 
 @pytest.mark.parametrize("api", ["asyncio"], indirect=True)
