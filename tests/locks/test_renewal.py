@@ -626,13 +626,13 @@ def test_a_loss_is_told_though_the_loop_of_its_body_was_closed(
 
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda loop, context: None)  # of tasks that are destroyed
-    body = loop.run_until_complete(begin())
+    body: Any = loop.run_until_complete(begin())
     loop.close()
     probe.delete(NAME)
     asyncio.run(go_on())
     assert len(told) == 1 and not body.done()
     with pytest.raises(RuntimeError, match="event loop"):  # it releases, and would be told so as it is collected
-        body.get_coro().close()  # type: ignore[union-attr]
+        body.get_coro().close()
 
 
 def test_grants_in_each_tick_do_not_keep_a_renewal_from_its_timer(server: Server, impl: str, often: None) -> None:
