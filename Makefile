@@ -63,10 +63,10 @@ servers:
 JOBS := 6
 SESSIONS := \
 	cython/locks cython/kinds python/fastpath+fencing+helpers+integrations+interrupts cython/faults \
-	python/benches+cli+core+locks+project+protocol cython/transport cython/embedded+fencing+integrations+interrupts cython/benches+core \
+	python/benches+cli+core+locks+models+project+protocol cython/transport cython/embedded+fencing+integrations+interrupts cython/benches+core+models \
 	cython/fastpath+protocol python/kinds cython/cli+helpers+project python/embedded+faults+transport
 # Tests of the tests, and whole runs of the benchmarks: those that are marked as long.
-LONG := cython/benches+core+fastpath cython/protocol python/protocol cython/interrupts+kinds+project python/interrupts+kinds
+LONG := cython/models cython/protocol cython/benches+core+fastpath python/protocol cython/interrupts+kinds+project python/interrupts+kinds
 ONLY_IMPL :=
 python/%: ONLY_IMPL := --only-impl --one-server-each
 TESTED := $(VENV)/.tested

@@ -447,7 +447,6 @@ def dark(page: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, brows
 
 
 @needs_browser
-@pytest.mark.timeout(300)  # a browser may take long on a busy machine
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("window", "width"), [("wide", 1280), ("narrow", 360)])
 def test_page_in_a_browser(page: str, window: str, width: int, scheme: str, request: pytest.FixtureRequest) -> None:
@@ -463,7 +462,6 @@ def test_page_in_a_browser(page: str, window: str, width: int, scheme: str, requ
 
 
 @needs_browser
-@pytest.mark.timeout(300)  # a browser may take long on a busy machine
 @pytest.mark.parametrize("window", ["wide", "narrow"])
 def test_charts_answer_the_mouse(window: str, light: dict[str, browser.Seen]) -> None:
     seen = light[window]
@@ -481,7 +479,6 @@ def test_charts_answer_the_mouse(window: str, light: dict[str, browser.Seen]) ->
 
 
 @needs_browser
-@pytest.mark.timeout(300)  # a browser may take long on a busy machine
 @pytest.mark.parametrize("window", ["wide", "narrow"])
 def test_crowded_page_in_a_browser(window: str, crowd: dict[str, browser.Seen]) -> None:
     assert crowd[window]["errors"] == []
@@ -489,7 +486,6 @@ def test_crowded_page_in_a_browser(window: str, crowd: dict[str, browser.Seen]) 
 
 
 @needs_browser
-@pytest.mark.timeout(300)  # a browser may take long on a busy machine
 def test_browser_test_finds_planted_faults(light: dict[str, browser.Seen]) -> None:
     seen = light["bad"]
     assert {error.partition(":")[0] for error in seen["errors"]} == {"policy", "console", "error"}

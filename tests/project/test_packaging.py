@@ -41,8 +41,6 @@ setuptools.setup = lambda ext_modules, **more: print(*(each.name.partition(".")[
 runpy.run_path("setup.py")
 """
 
-pytestmark = pytest.mark.timeout(300)  # a C compiler at work on a busy machine, not a hang
-
 
 def run(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a clean set of build modes and return it with its output, both streams in one."""

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from support.uncollected import uncollected
+
 Identity = tuple[int, int]  # a client, and the number of one of its tokens or queue entries
 Command = tuple[str, int]  # the command, and the number of its token or queue entry
 Event = tuple[Any, ...]
@@ -562,6 +564,7 @@ def stuck(s: State) -> str | None:
     return f"left behind: the key of {s.key}, the queue {s.queue}" if s.key != FREE or alive else None
 
 
+@uncollected()
 def explore(start: State, *mistakes: str) -> tuple[int, str, list[str]]:
     """(number of states, what was found wrong or "", the events that lead there)."""
     protocol = Protocol(*mistakes)

@@ -18,7 +18,7 @@ from fastlock._protocol import commands
 from fastlock._protocol.lease import ENDED, Lease
 from fastlock._protocol.renewal import RenewMany
 from support.run_steps import Clock
-from support.walk_clients import Actor, Body, Planned, perform
+from support.walk_clients import Actor, Body, Planned, WalkedClient, perform
 from support.walk_server import TOLERANCE, Entry
 from support.walks import SOON, Event, Walk
 
@@ -131,6 +131,18 @@ class RenewalWalk(Walk):
         yield from super().troubles()
         for key in sorted(NAMES & self.server.state.keys()):
             yield Event("delete", lambda key=key: self.delete(key), 0.1)
+        for client in self.clients:
+            if client.runs and any(each.is_held() for each in self.held if each.actor.client is client):
+                yield Event("outage", lambda client=client: self.outage(client), 0.1)
+
+    def outage(self, client: WalkedClient) -> None:
+        """A client cannot reach the server until one of its leases is told lost; see `send`."""
+        leases = [each for each in self.held if each.actor.client is client and each.is_held()]
+        trouble, end = self.trouble, self.clock() + LONG
+        client.away, self.resting, self.trouble = True, True, 0.0
+        while self.clock() < end and not any(each.renewal.lost for each in leases):
+            self.happen()
+        self.resting, self.trouble = False, trouble
 
     def delete(self, key: bytes) -> None:
         """Somebody deletes a name, or takes it from one of those who read."""
@@ -151,6 +163,8 @@ class RenewalWalk(Walk):
     # promises
 
     def send(self, actor: Actor, request: Any) -> None:
+        if self.was_told(actor):
+            actor.client.away = False  # the server can be reached again just as the lease was told lost
         if isinstance(request, RenewMany) and request not in self.sent:
             self.sent.append(request)
             for call in request.calls:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 
 from support.round_trip_configs import BREAKS, CONFIGS, LEASE, LONGER, VARIANTS, M
+from support.uncollected import uncollected
 
 # Time is relative: what ends in so many ticks counts down, the age of what was asked counts up from its sending.
 # Commands, each one script or command, executed at once:
@@ -611,6 +612,7 @@ class Protocol:
         return 0, told
 
 
+@uncollected()
 def explore(config, wrong, limit):
     p = Protocol(config, wrong)
     start = p.start()

@@ -98,7 +98,6 @@ def test_an_interpreter_that_was_not_tried_gets_the_plain_way(server: Server, im
     assert (done.stdout.split(), done.stderr) == ([impl, str(asked == "0" or not tried)], "")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.skipif(not internals.used(), reason="this session runs in the plain way")
 def test_tasks_behave_the_same_in_the_plain_way(impl: str) -> None:
     """A closed loop's transport then closes its socket as it is collected, and says so."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 from support import round_trips
 
-pytestmark = pytest.mark.timeout(300)  # they compute, and share a slow machine with other tests
 LIMIT = 3_000_000  # states
 SHORT = "believe", "short", "keepcut"  # a second or two each; the others take up to twenty
 LONG = [pytest.param(each, marks=pytest.mark.long) for each in round_trips.CONFIGS if each not in SHORT]
