@@ -80,7 +80,7 @@ class ConfirmationUndo(Undo):
         if confirmation.lease._confirmation is not confirmation:  # the lease has ended, or its end was moved
             return [(b"PING",)]
         confirmation.sent = confirmation.sent or leases.now()
-        return [commands.ENTER_LUA.load, self.call] if again else [self.call]
+        return [*commands.ENTER_LUA.loads, self.call] if again else [self.call]
 
     def unfinished(self, replies: list[object], again: bool) -> tuple[Undo, Exception] | None:
         reply = replies[-1]

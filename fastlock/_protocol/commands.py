@@ -109,10 +109,10 @@ class Script:
 
     @property
     def loads(self) -> list[tuple[bytes, ...]]:
-        """What loads the script; and first, if it may grant a name, the one that confirms that. The holder does not
-        wait for the confirmation, so that must not be refused as the server has forgotten it."""
-        grants = b"local function grant(" in self.text and self is not ENTER_LUA
-        return [ENTER_LUA.load, self.load] if grants else [self.load]
+        """What loads the script; and first, if it may grant a name, those by which a waiter joins and confirms, leaves,
+        and releases. Nobody may read the replies to them, so a server that knows one of these three knows all."""
+        needed = [ENTER_LUA, LEAVE_LUA, HAND_OVER_LUA] if b"local function grant(" in self.text else []
+        return [script.load for script in dict.fromkeys([*needed, self])]
 
 
 ACQUIRE_LUA = Script("acquire")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import NAME, SOON, away_from_push, queued, two_connections, until
+from support.child_client import NAME, QUEUE, SOON, away_from_push, queued, two_connections, until
 from support.faultproxy import Armed, Fault, FaultProxy, stall
 
 from fastlock._protocol import commands
@@ -256,3 +256,24 @@ async def test_a_loss_is_told_behind_a_script_that_was_forgotten(api: Api, serve
     await until(api, lambda: told, "on_lost")
     assert client.get_stats()["losses"] == 1 and client.get_stats()["recovered"] == 0
     probe.delete(NAME)
+
+
+@threads_only
+async def test_a_waiter_leaves_where_others_had_the_scripts_loaded(
+    api: Api, server: Server, probe: redis.Redis, no_leaks: Any
+) -> None:
+    """As a release does for which nobody waits. The waiter's client is not used again, so that nobody would read that
+    the server does not know the script by which it leaves."""
+    probe.script_flush()
+    unconfirmed, holder, waiter = (api.client(server.url, confirm_release=each) for each in (False, True, True))
+    lock = unconfirmed.lock("another")
+    assert await api.get(lock.acquire())
+    await api.get(lock.release())
+    await until(api, lambda: not probe.exists("another"), "the release")
+    held = holder.lock(NAME, timeout=LONG)
+    assert await api.get(held.acquire())
+    assert not await api.get(waiter.lock(NAME).acquire(blocking_timeout=0.05))
+    for _ in range(2):  # what was sent before is executed by now
+        probe.ping()
+    assert not probe.exists(QUEUE)
+    await api.get(held.release())

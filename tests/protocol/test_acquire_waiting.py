@@ -525,7 +525,7 @@ def test_an_undo_releases_contended_or_not_and_repeats_what_was_refused(native: 
     refused, forgotten = error("NOPERM"), error("NOSCRIPT")
     undo.answered([1, 0, forgotten, 1, forgotten, 0])
     again = [commands.hand_over(b"c", c), plain(b"c", c), plain(b"c", b"fl+" + c[3:])]
-    loads = [script.load for script in (commands.RELEASE_LUA, commands.ENTER_LUA, commands.HAND_OVER_LUA)]
+    loads = [commands.RELEASE_LUA.load, *commands.HAND_OVER_LUA.loads]
     assert connection.posted == [(undo, [*loads, *again])], "only c may still be held"
     assert undo.stale == (), "the broken connections were ended by then"
     undo.answered([b"sha", b"sha", b"sha", refused, 0, 0])
@@ -575,7 +575,7 @@ def test_a_leave_whose_script_was_forgotten_is_sent_again_behind_it() -> None:
         connection: Any = AsyncConnection()
         leave = sent(ScriptUndo(LEAVE, (), connection, matters), connection)
         leave.answered([error("NOSCRIPT")])
-        assert connection.posted == [(leave, [commands.ENTER_LUA.load, commands.LEAVE_LUA.load, LEAVE])], (
+        assert connection.posted == [(leave, [*commands.LEAVE_LUA.loads, LEAVE])], (
             "it may grant, and who is granted confirms"
         )
         leave.answered([error("NOPERM evalsha")] * 2)

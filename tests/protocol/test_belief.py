@@ -285,8 +285,7 @@ def test_an_error_has_it_sent_again_with_its_script(queues: LocalQueues, clock: 
     refusal = Exception("NOSCRIPT No matching script")
     undo = lease._confirmation.undo()
     assert undo.unfinished([refusal], False) == (undo, refusal)
-    load, call = undo.commands(frozenset(), True)
-    assert load == commands.ENTER_LUA.load and call == undo.call
+    assert undo.commands(frozenset(), True) == [*commands.ENTER_LUA.loads, undo.call]
 
 
 def test_a_released_lease_stays_so(queues: LocalQueues, clock: Clock) -> None:

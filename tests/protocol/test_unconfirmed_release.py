@@ -57,3 +57,12 @@ def test_it_is_not_sent_again_after_the_lease(clock: Clock) -> None:
     assert sent(release) == [CALL], "the first time it is, as its holder was in time"
     assert sent(release) == [(b"PING",)]
     assert release.unfinished([b"PONG"], False) is None and told == [None]
+
+
+def test_a_server_that_knows_how_to_join_knows_how_to_leave_and_to_release() -> None:
+    """Whoever had a script of these loaded: nobody may read that the others are not known."""
+    together = {script.text for script in (commands.ENTER_LUA, commands.LEAVE_LUA, commands.HAND_OVER_LUA)}
+    for script in commands.SCRIPTS:
+        loaded = {text for _, _, text in script.loads}
+        assert script.text in loaded and len(loaded) == len(script.loads)
+        assert together <= loaded or not together & loaded, script.name
