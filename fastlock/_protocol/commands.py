@@ -109,9 +109,9 @@ class Script:
 
     @property
     def loads(self) -> list[tuple[bytes, ...]]:
-        """What loads the script; and first, if it may grant a name, those by which a waiter joins and confirms, leaves,
-        and releases. Nobody may read the replies to them, so a server that knows one of these three knows all."""
-        needed = [ENTER_LUA, LEAVE_LUA, HAND_OVER_LUA] if b"local function grant(" in self.text else []
+        """What loads the script; and first, if it may grant a name, those by which a waiter leaves and releases, and
+        then joins and confirms. Nobody may read the replies to them: a server that knows how to join knows the rest."""
+        needed = [LEAVE_LUA, HAND_OVER_LUA, ENTER_LUA] if b"local function grant(" in self.text else []
         return [script.load for script in dict.fromkeys([*needed, self])]
 
 

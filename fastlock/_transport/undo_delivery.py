@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from fastlock import _errors as errors
+from fastlock._protocol.commands import HAND_OVER_LUA
 from fastlock._protocol.handshake import Purpose, Session
 from fastlock._protocol.steps import backoff
 from fastlock._protocol.undo import Resend, UnconfirmedRelease, Undo, after_error
@@ -59,12 +60,14 @@ class UndoDelivery:
         """What to send over this connection."""
         self.carrier, self.awaited = carrier, 0.0
         assert carrier.session is not None, "the connection has come up"
-        loads = self.again
-        if (
-            isinstance(self.undo, UnconfirmedRelease) and not carrier.knows_release
-        ):  # nobody may read that it is not known
-            loads = carrier.knows_release = True
+        # Nobody may read that an unconfirmed release is not known
+        loads = self.again or (isinstance(self.undo, UnconfirmedRelease) and not carrier.knows_release)
         return self.undo.commands(carrier.session.capabilities, loads)
+
+    def written(self, calls: list[RawCommand]) -> None:
+        """Note that these calls were written: with them their scripts are loaded, if they do load them."""
+        if self.carrier is not None and HAND_OVER_LUA.load in calls:
+            self.carrier.knows_release = True
 
     def outlived_by(self, session: Session | None) -> None:
         """Note a session that broke with this undo in flight: it is to be ended before the undo is sent again."""

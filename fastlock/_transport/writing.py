@@ -68,7 +68,9 @@ def end_sessions(stream: Stream, session: handshake.Session, ended: Iterable[han
 def write_undo(connection: Connection | AsyncConnection, delivery: UndoDelivery) -> None:
     """Write an undo into a connection's stream."""
     end_sessions(connection.stream, connection.session, delivery.stale)
-    connection.stream.put_calls(UndoReply(delivery), delivery.calls(connection))
+    calls = delivery.calls(connection)
+    connection.stream.put_calls(UndoReply(delivery), calls)
+    delivery.written(calls)
 
 
 def removed(these: list[T], one: T) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from support.run_steps import MINE, Clock, error
@@ -9,6 +10,8 @@ from support.run_steps import MINE, Clock, error
 from fastlock._protocol import commands
 from fastlock._protocol.lease import Lease
 from fastlock._protocol.undo import UnconfirmedRelease
+from fastlock._transport.undo_delivery import UndoDelivery
+from fastlock._transport.writing import write_undo
 
 CALL = commands.hand_over(b"a", MINE)
 LOADS = commands.HAND_OVER_LUA.loads
@@ -66,3 +69,21 @@ def test_a_server_that_knows_how_to_join_knows_how_to_leave_and_to_release() -> 
         loaded = {text for _, _, text in script.loads}
         assert script.text in loaded and len(loaded) == len(script.loads)
         assert together <= loaded or not together & loaded, script.name
+
+
+def test_a_connection_knows_the_script_once_it_was_loaded_over_it(clock: Clock) -> None:
+    """A release that is sent again after the end of its lease, when there is nothing left to do, loads none."""
+    late = unconfirmed(clock)[0]
+    sent(late)
+    clock.go(20)
+    written: list[Any] = []
+    stream = SimpleNamespace(put_calls=lambda reply, calls: written.append(calls))
+    session = SimpleNamespace(capabilities=frozenset((commands.DELIFEQ,)))
+    connection: Any = SimpleNamespace(stream=stream, session=session, knows_release=False)
+    for release, calls in (
+        (late, [(b"PING",)]),
+        (unconfirmed(clock)[0], [*LOADS, CALL]),
+        (unconfirmed(clock)[0], [CALL]),
+    ):
+        write_undo(connection, UndoDelivery(release))
+        assert written.pop() == calls and connection.knows_release == (release is not late)

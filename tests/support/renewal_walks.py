@@ -1,5 +1,5 @@
-"""Random walks of renewal: leases of all kinds of locks, which are renewed while connections break, processes stop and
-die, names are deleted, and others want them.
+"""Random walks of renewal: leases of all kinds of locks, which are renewed while connections break, the server is out
+of reach until a lease is lost, processes stop and die, names are deleted, and others want them.
 
 Checked after each event: nobody believes in a lease that the server does not hold for it; who does not hold a name any
 more was told so, once, if its process was awake; a lease that was told lost does not come back; and of each renewal
@@ -56,6 +56,7 @@ class RenewalWalk(Walk):
         self.sent: list[RenewMany] = []
         self.tries: Counter[tuple[bytes, float]] = Counter()  # of each token, at each time
         self.resting = False
+        self.cut_off: WalkedClient | None = None  # the client that an outage has cut off
         for _ in range(6):
             self.actors.append(Actor(self.random.choice(self.clients), self.caller))
 
@@ -139,7 +140,7 @@ class RenewalWalk(Walk):
         """A client cannot reach the server until one of its leases is told lost; see `send`."""
         leases = [each for each in self.held if each.actor.client is client and each.is_held()]
         trouble, end = self.trouble, self.clock() + LONG
-        client.away, self.resting, self.trouble = True, True, 0.0
+        client.away, self.resting, self.trouble, self.cut_off = True, True, 0.0, client
         while self.clock() < end and not any(each.renewal.lost for each in leases):
             self.happen()
         self.resting, self.trouble = False, trouble
@@ -163,8 +164,8 @@ class RenewalWalk(Walk):
     # promises
 
     def send(self, actor: Actor, request: Any) -> None:
-        if self.was_told(actor):
-            actor.client.away = False  # the server can be reached again just as the lease was told lost
+        if actor.client is self.cut_off and self.was_told(actor):
+            self.cut_off, actor.client.away = None, False  # it can be reached again just as a lease was told lost
         if isinstance(request, RenewMany) and request not in self.sent:
             self.sent.append(request)
             for call in request.calls:

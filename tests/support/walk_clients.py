@@ -88,7 +88,9 @@ class Wire:
     def post(self, delivery: UndoDelivery) -> None:
         """Send an undo, over the client's next connection if this one has broken."""
         if self in self.client.wires:
-            self.flights.append(Flight(delivery.calls(self), delivery.stale, delivery=delivery))
+            calls = delivery.calls(self)
+            delivery.written(calls)
+            self.flights.append(Flight(calls, delivery.stale, delivery=delivery))
         else:
             delivery.outlived_by(self.session)
             self.client.pending.append(delivery)
