@@ -528,7 +528,7 @@ def test_an_undo_releases_contended_or_not_and_repeats_what_was_refused(native: 
     loads = [commands.RELEASE_LUA.load, *commands.HAND_OVER_LUA.loads]
     assert connection.posted == [(undo, [*loads, *again])], "only c may still be held"
     assert undo.stale == (), "the broken connections were ended by then"
-    undo.answered([b"sha", b"sha", b"sha", refused, 0, 0])
+    undo.answered([b"sha"] * len(loads) + [refused, 0, 0])
     assert len(connection.posted) == 1 and not connection.heard, "the token is there in neither form"
     undo.answered([refused] * 6)
     (error_of,) = connection.heard
