@@ -256,21 +256,21 @@ class FaultProxy:
 
     def _end(self, connection: ProxyConnection, reset: bool) -> None:
         """End the client's side; towards the server only our direction, so that the server executes what it was
-        sent."""
+        sent. A connection that is dead has ended: whoever finds it so, need not wait for another thread."""
         with self.changed:
             if connection.dead:
                 return
             connection.dead = True
+            with contextlib.suppress(OSError):
+                if reset and connection.client.family != socket.AF_UNIX:
+                    # shutdown() would send the FIN of an orderly end: wake our reader only, its close() sends the RST.
+                    connection.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.client.shutdown(socket.SHUT_RD)
+                else:
+                    connection.client.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):
+                connection.server.shutdown(socket.SHUT_WR)
             self.changed.notify_all()
-        with contextlib.suppress(OSError):
-            if reset and connection.client.family != socket.AF_UNIX:
-                # shutdown() would send the FIN of an orderly end: wake our reader only, its close() sends the RST.
-                connection.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                connection.client.shutdown(socket.SHUT_RD)
-            else:
-                connection.client.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(OSError):
-            connection.server.shutdown(socket.SHUT_WR)
 
     def _retire(self, connection: ProxyConnection, side: Side) -> None:
         """The last act of a pump thread: pass the end on, close what nobody reads any more."""
