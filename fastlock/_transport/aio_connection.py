@@ -46,7 +46,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.session: Any = None
         self.subscribed = False  # whether push messages come on this connection
         self.hears_recalls = False  # whether recalls of kept leases come on it
-        self.knows_release = False  # as of a `Carrier`
+        self.loaded: set[commands.RawCommand] = set()  # this and the next: as of a `Carrier`
+        self.knows_release = False
         self.error: Exception | None = None
         self.in_flight: list[Any] = []  # pending replies when the connection broke
         self.failed = False  # whether these were resolved, and all else done that follows

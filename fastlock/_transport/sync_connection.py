@@ -46,7 +46,8 @@ class Connection:
         self.error: Exception | None = None
         self.mutex = native.RLock()  # so that no undo is written to a connection that has just failed
         self.subscribed = False  # whether push messages come on this connection
-        self.knows_release = False  # as of a `Carrier`
+        self.loaded: set[commands.RawCommand] = set()  # this and the next: as of a `Carrier`
+        self.knows_release = False
         self.last = False  # whether it sends the undos of a closed client; what it cannot send stays pending
         self.in_flight: list[Any] | None = None  # pending replies when the connection broke
         self.failed = False  # whether all that waited for a reply were told that the connection broke

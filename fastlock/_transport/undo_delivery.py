@@ -11,7 +11,7 @@ from fastlock import _errors as errors
 from fastlock._protocol.commands import HAND_OVER_LUA
 from fastlock._protocol.handshake import Purpose, Session
 from fastlock._protocol.steps import backoff
-from fastlock._protocol.undo import Resend, UnconfirmedRelease, Undo, after_error
+from fastlock._protocol.undo import Resend, Undo, after_error
 
 if TYPE_CHECKING:
     from fastlock._protocol.commands import RawCommand
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Carrier(Protocol):
     """What a delivery uses of the connection that it is sent over."""
 
+    loaded: set[RawCommand]  # what loads scripts, and was sent over it
     knows_release: bool  # whether the script of an unconfirmed release was loaded over it
 
     @property
@@ -45,12 +46,13 @@ class Deferrer(Protocol):
 class UndoDelivery:
     """One undo on its way to the server."""
 
-    __slots__ = ("__weakref__", "again", "awaited", "carrier", "refusals", "reply", "stale", "undo")
+    __slots__ = ("__weakref__", "again", "awaited", "behind", "carrier", "refusals", "reply", "stale", "undo")
 
     def __init__(self, undo: Undo) -> None:
         self.undo = undo.untied()  # it must not keep a connection alive that is gone
         self.stale = undo.stale  # sessions to be ended before it is sent, as of a Request
-        self.again = False  # whether it is sent again: behind its scripts, which the server may have forgotten
+        self.again = False  # whether it was refused: it is sent behind its scripts, which the server may have forgotten
+        self.behind = False  # whether its latest send was one `again`, as of `Undo.commands`
         self.refusals = 0  # error replies to it
         self.awaited = 0.0  # since when somebody looks for its reply, on the clock `now`; 0: nobody does
         self.carrier: Carrier | None = None  # the connection over which it was sent
@@ -60,14 +62,19 @@ class UndoDelivery:
         """What to send over this connection."""
         self.carrier, self.awaited = carrier, 0.0
         assert carrier.session is not None, "the connection has come up"
-        # Nobody may read that an unconfirmed release is not known
-        loads = self.again or (isinstance(self.undo, UnconfirmedRelease) and not carrier.knows_release)
-        return self.undo.commands(carrier.session.capabilities, loads)
+        # Nobody may read that a script is not known: that the server was started anew, say, since a connection broke
+        maybe_forgotten = self.undo.matters and (bool(self.stale) or not carrier.knows_release)
+        self.behind = self.again or maybe_forgotten
+        calls = self.undo.commands(carrier.session.capabilities, self.behind)
+        if not self.behind or self.again:
+            return calls
+        return [call for call in calls if call not in carrier.loaded]
 
     def written(self, calls: list[RawCommand]) -> None:
         """Note that these calls were written: with them their scripts are loaded, if they do load them."""
-        if self.carrier is not None and HAND_OVER_LUA.load in calls:
-            self.carrier.knows_release = True
+        if self.carrier is not None and self.behind:
+            self.carrier.loaded.update(call for call in calls if call[0] == b"SCRIPT")
+            self.carrier.knows_release = HAND_OVER_LUA.load in self.carrier.loaded
 
     def outlived_by(self, session: Session | None) -> None:
         """Note a session that broke with this undo in flight: it is to be ended before the undo is sent again."""
@@ -76,14 +83,14 @@ class UndoDelivery:
 
     def answered(self, replies: list[object]) -> None:
         """Take the replies: what they left to be undone is sent again, or given up."""
-        left = self.undo.unfinished(replies, self.again)
+        left = self.undo.unfinished(replies, self.behind)
         carrier = self.carrier
         if left is None or carrier is None:
             return
         self.undo, error = left
         self.stale = ()  # these sessions were ended before the undo was executed
         self.refusals += 1
-        what = after_error(error, self.refusals, self.again)
+        what = after_error(error, self.refusals, self.behind)
         if what is Resend.LATER:
             carrier.post_later(self, backoff(self.refusals))
         elif what is Resend.AT_ONCE:

@@ -17,6 +17,7 @@ from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
 from fastlock._protocol.commands import CHANNEL_SIZE, QUEUE_KEPT_MS, TOKEN_SIZE, token_matches
+from fastlock._protocol.undo import Undo
 from fastlock.embedded import Server
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "no_waiters")
@@ -275,6 +276,33 @@ async def test_waiters_survive_forgotten_scripts(
         assert await job.get(SOON) is True
         probe.script_flush()
         await api.get(lock.release())
+
+
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_an_undo_whose_connection_broke_is_executed_though_the_scripts_are_forgotten(
+    api: Api, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, kind: str
+) -> None:
+    """As by a server that was started anew. The client is not used again, so that in threads nobody reads that the
+    script is not known, and who waits would wait for the end of the lease."""
+    client = api.client(proxy.url)
+
+    def one(client: Any) -> Any:
+        settings: dict[str, Any] = {"timeout": LONG, "thread_local": False}
+        return client.lock(NAME, **settings) if kind == "lock" else client.semaphore(NAME, 1, **settings)
+
+    lock, theirs = one(client), one(api.client(server.unix_url))
+    assert await api.get(lock.acquire())
+    job = api.start(theirs.acquire)
+    await queued(api, probe, 1)
+    transport = client._transport
+    broken = [each.session for each in ([transport.connection] if api.is_async else transport.connections)]
+    proxy.cut()
+    probe.script_flush()
+    transport.undo(Undo([NAME.encode()], [lock.lease._raw_token], tuple(broken)))
+    if not api.is_async:  # as whoever was interrupted does
+        transport.flush_pending_undos()
+    assert await job.get(SOON) is True
+    await api.get(theirs.release())
 
 
 # ----------------------------------------------------------------------------------------------- users without rights

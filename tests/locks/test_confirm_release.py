@@ -47,6 +47,7 @@ def known(request: pytest.FixtureRequest, server: Server, probe: redis.Redis, mo
 
         def make(self: Any, *args: Any, made: Any = made, **more: Any) -> None:
             made(self, *args, **more)
+            self.loaded.update(commands.HAND_OVER_LUA.loads)
             self.knows_release = True
 
         monkeypatch.setattr(kind, "__init__", make)

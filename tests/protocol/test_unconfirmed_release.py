@@ -79,7 +79,7 @@ def test_a_connection_knows_the_script_once_it_was_loaded_over_it(clock: Clock) 
     written: list[Any] = []
     stream = SimpleNamespace(put_calls=lambda reply, calls: written.append(calls))
     session = SimpleNamespace(capabilities=frozenset((commands.DELIFEQ,)))
-    connection: Any = SimpleNamespace(stream=stream, session=session, knows_release=False)
+    connection: Any = SimpleNamespace(stream=stream, session=session, loaded=set(), knows_release=False)
     for release, calls in (
         (late, [(b"PING",)]),
         (unconfirmed(clock)[0], [*LOADS, CALL]),

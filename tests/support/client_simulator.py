@@ -110,6 +110,8 @@ class SimulatedClient(WalkedClient):
         self.lost: list[Flight] = []  # what was in flight when the connection broke
         self.session = Session({}, capabilities, b"", b"", "")
         self.table = commands.command_table(capabilities)
+        self.loaded: set[commands.RawCommand] = set()  # this and the next: as of a `Carrier`
+        self.knows_release = False
 
     # operations
 
@@ -260,7 +262,9 @@ class SimulatedClient(WalkedClient):
     def commands_of(self, request: Any) -> Iterator[tuple[bytes, ...]]:
         """The commands that a request sends."""
         if isinstance(request, UndoDelivery):
-            yield from request.calls(self)
+            calls = request.calls(self)
+            request.written(calls)
+            yield from calls
             return
         if isinstance(request, steps.RawCommands):
             yield from request.calls
@@ -357,6 +361,7 @@ class SimulatedClient(WalkedClient):
             self.raw.close()
         self.lost = [*flights, *(flight for flight, _ in self.incoming if flight is not None)]
         self.flights, self.incoming, self.raw = [], [], None
+        self.loaded, self.knows_release = set(), False
 
     def cut(self) -> None:
         """Do what the transports do when a connection with these flights breaks: pending undos, then retries."""

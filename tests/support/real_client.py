@@ -173,11 +173,11 @@ class RealClient(WalkedClient):
 
     def intake(self, line: Line, calls: list[Call], pending: Any = None) -> Request | None:
         """Note what the client sends. None: it goes with the next request."""
-        if calls[0][0] in AHEAD or calls[0][:2] == (b"CLIENT", b"KILL"):
+        if calls[-1][0] in AHEAD or calls[0][:2] == (b"CLIENT", b"KILL"):
             line.ahead += [(call, pending) for call in calls]
             return None
         line.greeting = False
-        verb, token = named(calls)
+        verb, token = named([call for call in calls if call[0] != b"SCRIPT"])
         if verb == "DEL" and any(
             c.batch and c.lease and c.lease._raw_token == token for c in self.in_phase("releases")
         ):

@@ -23,6 +23,12 @@ from support.run_steps import Clock
 RESTLESS = 200  # iterations of an event loop in a row, after which a task counts as hanging
 
 
+def undoes(call: tuple[bytes, ...], token: bytes) -> bool:
+    """Whether this is a deletion that goes with the hand-over of an undo, for the token in either form."""
+    deletes = call[0] in (b"DELIFEQ", b"DELEX") or call[1:2] == (commands.RELEASE_LUA.sha,)
+    return deletes and call[-1] in (token, commands.as_contended(token))
+
+
 class NoSelector:
     """The selector of an event loop that has no sockets."""
 
@@ -88,9 +94,11 @@ class LineTransport(asyncio.Transport):
             if self.line.greeting and greets(call):
                 self.feed(b"".join(self.line.execute(call)))
                 continue
-            pair = call[1:2] == (commands.HAND_OVER_LUA.sha,) and calls and calls[0][0] != b"SET"
-            undo = pair and call[-1] == calls[0][-1]
-            self.client.intake(self.line, [call, calls.pop(0)] if undo else [call])
+            request = [call]
+            if call[1:2] == (commands.HAND_OVER_LUA.sha,):
+                while calls and undoes(calls[0], call[-1]):
+                    request.append(calls.pop(0))
+            self.client.intake(self.line, request)
 
     def feed(self, data: bytes) -> None:
         """Give bytes to the connection, in the loop."""

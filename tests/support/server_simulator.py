@@ -11,6 +11,7 @@ import contextlib
 import copy
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,8 @@ class AsyncConnection:
         self.server, self.number = server, number
         self.session = Session({}, CAPABILITIES[server.native], b"", b"", "", serial=number)
         self.reply_timeout = 5.0
+        self.loaded = server.loaded[number]
+        self.knows_release = commands.HAND_OVER_LUA.load in self.loaded
 
     def post(self, delivery: UndoDelivery) -> None:
         self.server.post(delivery, self.number)
@@ -69,6 +72,7 @@ class ServerSimulator:
         self.pending_undos: list[UndoDelivery] = []
         self.push_connection: int | None = None  # the session on which messages come
         self.unconfirmed: dict[int, list[UndoDelivery]] = {}  # the undos in `flight` whose reply has not come
+        self.loaded: defaultdict[int, set[commands.RawCommand]] = defaultdict(set)  # as of a `Carrier`
         self.live: list[int] = []
         self.released_at: float | None = None  # when a command of this client deleted one of its keys
         self.outcome_unknown = False  # whether a command with a token was sent whose reply never came
@@ -345,6 +349,7 @@ class ServerSimulator:
             session = None
         session = self.session() if session is None else session
         sent = steps.RawCommands(delivery.calls(AsyncConnection(self, session)))
+        delivery.written(sent.calls)
         sent.stale = delivery.stale
         read = self.perform(sent, session)
         self.unconfirmed.setdefault(session, []).append(delivery)

@@ -70,6 +70,7 @@ class Wire:
         self.session = Session({}, client.capabilities, b"", b"", "", next(self.serial))
         self.flights: deque[Flight] = deque()
         self.slow = False  # whether the server takes its time to read what was sent here
+        self.loaded: set[Any] = set()
         self.knows_release = False
 
     @property
