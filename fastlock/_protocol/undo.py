@@ -44,6 +44,11 @@ class Undo:
         self.stale = stale  # sessions to be ended before it is sent, as of a Request
         self.connection = connection  # the connection that it has to go over, as long as that is there
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it undoes something of a lock that several may hold, by scripts of those."""
+        return any(map(commands.is_shared, self.tokens))
+
     def untied(self) -> Undo:
         """This undo, to go over any connection."""
         return Undo(self.names, self.tokens, self.stale)
@@ -80,6 +85,10 @@ class ScriptUndo(Undo):
         super().__init__([], [], stale, connection)
         self.call = call
         self.matters = matters
+
+    @property
+    def is_shared(self) -> bool:
+        return commands.script_of(self.call) is not commands.LEAVE_LUA
 
     def untied(self) -> Undo:
         return ScriptUndo(self.call, self.stale, None, self.matters)

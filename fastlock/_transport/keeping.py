@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fastlock._transport.sync import SyncTransport
 
 LONGEST_SLEEP = 1e6  # seconds: the system's functions take no infinite ones
-LEAST_PAUSE, MOST_PAUSE = 0.1, 5.0  # seconds between two attempts to connect, where the first did not last
+LEAST_PAUSE, MOST_PAUSE = 0.1, 1.0  # seconds between two attempts to connect, where the first did not last
 
 
 _ENDED_SO: set[int] = set()  # the id of this process, if it ends by `end_with_child`

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Carrier(Protocol):
     """What a delivery uses of the connection that it is sent over."""
 
-    loaded: set[RawCommand]  # what loads scripts, and was sent over it
-    knows_release: bool  # whether the script of an unconfirmed release was loaded over it
+    loaded: set[RawCommand]  # what loads scripts, and was sent over it; empty once the server may know none
+    knows_release: bool  # whether the script of an unconfirmed release is among them
 
     @property
     def session(self) -> Session | None: ...
@@ -63,8 +63,8 @@ class UndoDelivery:
         self.carrier, self.awaited = carrier, 0.0
         assert carrier.session is not None, "the connection has come up"
         # Nobody may read that a script is not known: that the server was started anew, say, since a connection broke
-        maybe_forgotten = self.undo.matters and (bool(self.stale) or not carrier.knows_release)
-        self.behind = self.again or maybe_forgotten
+        known = carrier.knows_release and not self.undo.is_shared
+        self.behind = self.again or (self.undo.matters and not known)
         calls = self.undo.commands(carrier.session.capabilities, self.behind)
         if not self.behind or self.again:
             return calls
@@ -83,14 +83,19 @@ class UndoDelivery:
 
     def answered(self, replies: list[object]) -> None:
         """Take the replies: what they left to be undone is sent again, or given up."""
-        left = self.undo.unfinished(replies, self.behind)
-        carrier = self.carrier
+        sent, carrier = self.undo, self.carrier
+        left = sent.unfinished(replies, self.behind)
         if left is None or carrier is None:
             return
         self.undo, error = left
         self.stale = ()  # these sessions were ended before the undo was executed
         self.refusals += 1
         what = after_error(error, self.refusals, self.behind)
+        if type(self.undo) is not type(sent):  # the error was another's
+            what = Resend.AT_ONCE
+        if what is not Resend.NEVER:  # it may have refused to load the scripts, too, or has lost them since
+            carrier.loaded.clear()
+            carrier.knows_release = False
         if what is Resend.LATER:
             carrier.post_later(self, backoff(self.refusals))
         elif what is Resend.AT_ONCE:

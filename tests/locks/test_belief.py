@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import redis
 from support.apis import Api
-from support.child_client import LONG, NAME, SOON, confirmed, held, queued, until, wait_with
+from support.child_client import LONG, NAME, QUEUE, SOON, confirmed, held, queued, until, wait_with
 from support.faultproxy import FaultProxy, stall, swallow
 
 import fastlock
 from fastlock._protocol import commands
 from fastlock._protocol.belief import ConfirmationUndo
-from fastlock._protocol.commands import token_matches
+from fastlock._protocol.commands import QUEUE_KEPT_MS, token_matches
 from fastlock._protocol.local_queue import JOINS
 from fastlock._protocol.moments import LEAST_MOMENT, MOST_MOMENT
 from fastlock._transport.undo_delivery import UndoDelivery
@@ -112,6 +112,28 @@ async def test_a_confirmation_that_is_lost_is_sent_again(
     await until(api, lambda: lock.lease.remaining > MOST_MOMENT, "the confirmation")
     await api.get(other.release())
     await api.get(lock.release())
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+async def test_who_believed_a_message_that_was_no_grant_leaves_the_queue(
+    api: Api, server: Server, probe: redis.Redis, forgotten: bool
+) -> None:
+    """Also where the server has forgotten the scripts by then, so that the look is refused first."""
+    holder = await held(api, api.client(server.unix_url))
+    client = slow(api.client(server.unix_url))
+    lock, job = wait_with(api, client)
+    await queued(api, probe, 1)
+    (queue,) = client._transport.queues.by_entry.values()
+    if forgotten:
+        probe.script_flush()
+    probe.publish(client._transport.queues.channel, queue.entry)
+    assert await job.get(SOON) is True
+    await until(api, lambda: not lock.lease.valid, "the answer")
+    with pytest.raises(fastlock.LockNotOwnedError):
+        await api.get(lock.release())
+    # Sooner than the server drops the queue by itself
+    await until(api, lambda: not probe.exists(QUEUE), "the leave", QUEUE_KEPT_MS / 2000)
+    await api.get(holder.release())
 
 
 @two_servers

@@ -263,13 +263,13 @@ async def test_a_waiter_leaves_where_others_had_the_scripts_loaded(
     api: Api, server: Server, probe: redis.Redis, no_leaks: Any
 ) -> None:
     """As a release does for which nobody waits. The waiter's client is not used again, so that nobody would read that
-    the server does not know the script by which it leaves."""
-    probe.script_flush()
-    unconfirmed, holder, waiter = (api.client(server.url, confirm_release=each) for each in (False, True, True))
-    lock = unconfirmed.lock("another")
-    assert await api.get(lock.acquire())
-    await api.get(lock.release())
-    await until(api, lambda: not probe.exists("another"), "the release")
+    the server does not know the script by which it leaves; it had loaded that, before the server forgot it."""
+    unconfirmed, holder, waiter = (api.client(server.url, confirm_release=each) for each in (False, True, False))
+    for client in waiter, unconfirmed:
+        probe.script_flush()
+        async with api.within(client.lock("another")):
+            pass
+        await until(api, lambda: not probe.exists("another"), "the release")
     held = holder.lock(NAME, timeout=LONG)
     assert await api.get(held.acquire())
     assert not await api.get(waiter.lock(NAME).acquire(blocking_timeout=0.05))

@@ -538,50 +538,75 @@ def test_an_undo_releases_contended_or_not_and_repeats_what_was_refused(native: 
 
 READER = MINE + b"|r"
 SHARED_LEAVE = commands.leave(b"a", b"a" * commands.ADDRESS_SIZE + READER)
+TRIO = commands.HAND_OVER_LUA.loads
+UNDOS = [
+    (Undo([b"a"], [MINE]), [commands.RELEASE_LUA.load, *TRIO], 3, 2),
+    (Undo([b"a"], [READER]), [commands.RELEASE_LUA.load, commands.SHARED_RELEASE_LUA.load, *TRIO], 3, 3),
+    (ScriptUndo(LEAVE, (), None), TRIO, 1, 1),
+    (ScriptUndo(SHARED_LEAVE, (), None), commands.SHARED_RELEASE_LUA.loads, 1, 1),
+    (ScriptUndo(commands.downgrade(b"a", READER), (), None), commands.DOWNGRADE_LUA.loads, 1, 1),
+]
 
 
-@pytest.mark.parametrize(
-    ("undo", "loads", "calls"),
-    [
-        (Undo([b"a"], [MINE], (ONE,)), [commands.RELEASE_LUA.load, *commands.HAND_OVER_LUA.loads], 3),
-        (
-            Undo([b"a"], [READER], (ONE,)),
-            [commands.RELEASE_LUA.load, commands.SHARED_RELEASE_LUA.load, *commands.HAND_OVER_LUA.loads],
-            3,
-        ),
-        (ScriptUndo(LEAVE, (ONE,), None), commands.LEAVE_LUA.loads, 1),
-        (ScriptUndo(SHARED_LEAVE, (ONE,), None), commands.SHARED_RELEASE_LUA.loads, 1),
-    ],
-)
+def fresh() -> Any:
+    """A connection that has sent no script yet."""
+    connection: Any = AsyncConnection()
+    connection.loaded, connection.knows_release = set(), False
+    return connection
+
+
+@pytest.mark.parametrize(("undo", "loads", "calls", "least"), UNDOS)
 @pytest.mark.parametrize("trio", [False, True])
-def test_an_undo_whose_connection_broke_is_sent_behind_its_scripts(
-    undo: Undo, loads: list[Any], calls: int, trio: bool
+def test_an_undo_is_sent_behind_its_scripts_the_first_time_over_a_connection(
+    undo: Undo, loads: list[Any], calls: int, least: int, trio: bool
 ) -> None:
     """The server may have been started anew, and in threads nobody reads that it does not know them. A thousand such
-    undos load them once; one that is refused loads them again."""
-    connection: Any = AsyncConnection()
-    connection.loaded, connection.knows_release = set(commands.HAND_OVER_LUA.loads if trio else ()), trio
+    undos load them once; one that is refused loads them again. trio: the scripts of plain locks were loaded before."""
+    connection: Any = AsyncConnection() if trio else fresh()
     first, second = UndoDelivery(undo), UndoDelivery(undo)
-    for delivery, needed in (first, [load for load in loads if load not in connection.loaded]), (second, []):
+    alone = trio and not undo.is_shared
+    needed = [] if alone else [load for load in loads if load not in connection.loaded]
+    for delivery, before in (first, needed), (second, []):
         sends = delivery.calls(connection)
-        assert sends[: len(needed)] == needed and len(sends) == len(needed) + calls
+        bare = alone or (delivery is second and not undo.is_shared)
+        assert sends[: len(before)] == before and len(sends) == len(before) + (least if bare else calls)
         delivery.written(sends)
-    second.answered([error("NOSCRIPT")] * calls)
+    second.answered([error("NOSCRIPT")] * (least if bare else calls))
     ((_, sends),) = connection.posted
     assert sends[: len(loads)] == loads and len(sends) == len(loads) + calls
-    assert second.stale == (), "the broken connections were ended by then"
     second.answered([b"sha"] * len(loads) + [0] * calls)
     assert len(connection.posted) == 1 and not connection.heard
 
 
-def test_an_undo_is_sent_behind_its_scripts_the_first_time_over_a_connection() -> None:
-    """The server may have lost them after the connection broke over which somebody joined."""
-    connection: Any = AsyncConnection()
-    connection.loaded, connection.knows_release = set(), False
-    for calls in ([*commands.LEAVE_LUA.loads, LEAVE], [LEAVE]):
-        leave = UndoDelivery(ScriptUndo(LEAVE, (), None))
-        assert leave.calls(connection) == calls
-        leave.written(calls)
+@pytest.mark.parametrize(
+    ("replies", "posts", "warnings"),
+    [
+        ([error("NOSCRIPT"), 0, 1], 0, 0),
+        ([error("NOSCRIPT"), 0, 0], 0, 0),  # the token is there in neither form
+        ([1, error("NOPERM"), error("NOPERM")], 0, 0),
+        ([error("NOSCRIPT"), 0, error("NOSCRIPT")], 1, 0),
+        ([error("NOPERM"), 0, error("NOPERM")], 0, 1),
+    ],
+)
+def test_the_replies_to_an_undo_behind_its_scripts_are_told_from_those_to_the_scripts(
+    replies: list[Any], posts: int, warnings: int
+) -> None:
+    connection = fresh()
+    undo = sent(Undo([b"b", b"a"], [OTHER, MINE]), connection)
+    undo.answered([b"sha"] * (1 + len(TRIO)) + [1, 0, 0] + replies)
+    assert (len(connection.posted), len(connection.heard)) == (posts, warnings)
+
+
+@pytest.mark.parametrize("refusal", ["BUSY a script runs", LOADING, "NOSCRIPT"])
+def test_a_server_that_refuses_an_undo_may_have_refused_its_scripts(refusal: str) -> None:
+    """What comes next, also a release, must not take them for loaded."""
+    connection = fresh()
+    leave = UndoDelivery(ScriptUndo(LEAVE, (), None))
+    leave.written(leave.calls(connection))
+    assert connection.knows_release
+    leave.answered([error(refusal)] * (len(TRIO) + 1))
+    assert not connection.knows_release
+    assert UndoDelivery(ScriptUndo(LEAVE, (), None)).calls(connection) == [*TRIO, LEAVE]
 
 
 def test_the_outcome_of_an_undo_counts_where_it_was_sent_last() -> None:
