@@ -225,13 +225,13 @@ class Acquire(Operation[Lease | None]):
             if not errors.is_own(error):
                 raise
             return
-        if (
-            held is not None
-            and found is not Answer.DEADLINE_EXCEEDED
-            and not commands.token_matches(found, held._raw_token)
-        ):
-            with queue.queues.mutex:
+        if held is None or found is Answer.DEADLINE_EXCEEDED:
+            return
+        with queue.queues.mutex:
+            if not commands.token_matches(found, held._raw_token):
                 queue.lease_gone(held)
+            elif queue.circulating is held and request.sent < queue.keep_until:  # who waits elsewhere recalls it
+                queue.confirmed_at = request.sent
 
     def waiter(self) -> Waiter:
         """A waiter for this acquire. It has an entry of its own, this acquire's token, where it is to be told from

@@ -9,10 +9,12 @@ import pytest
 from support.run_steps import Clock, joined
 
 from fastlock._protocol import commands, lease
+from fastlock._protocol.acquire import Acquire
+from fastlock._protocol.commands import as_contended
 from fastlock._protocol.keeping import kept_token
 from fastlock._protocol.kept import MOST_UNKNOWN, Subscription
 from fastlock._protocol.lease import ENDED, Lease, new_token
-from fastlock._protocol.local_queue import LOCAL_SECONDS, LocalQueues, ReleaseRoute
+from fastlock._protocol.local_queue import LOCAL_SECONDS, RECHECK_SECONDS, LocalQueues, ReleaseRoute
 from fastlock._protocol.waiters import Waiter
 
 pytestmark = pytest.mark.usefixtures("impl")  # leases are compiled
@@ -142,6 +144,27 @@ def test_it_circulates_for_as_long_as_it_may_be_kept(queues: LocalQueues, clock:
     assert queues.release(first, clock()) == ReleaseRoute.LOCAL and longer.lease is not None
     assert queues.release(longer.lease, clock()) == ReleaseRoute.SCRIPT, "longer than the second asked for"
     assert shorter.lease is None and not queues.kept
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_server_is_asked_now_and_then_whether_a_kept_lease_lasts(
+    queues: LocalQueues, clock: Clock, kept: bool
+) -> None:
+    """Not by each waiter: its key may be gone, but who waits elsewhere recalls it. Of another lease nobody tells."""
+    held = granted(queues, clock)
+    waiter = joined(queues, "name", KEY, MS, False, None)
+    queue = queues.by_key[KEY]
+    clock.go(KEEP + 1 if not kept else RECHECK_SECONDS)
+    for found, asks in (as_contended(held._raw_token), not kept), (None, True):
+        assert queue.must_verify(waiter, clock())
+        steps = Acquire("name", KEY, new_token(), MS, False)._verify_circulating(queue, clock)
+        request = next(steps)
+        request.sent = clock()
+        with contextlib.suppress(StopIteration):
+            steps.send(found)
+        assert queue.must_verify(waiter, clock()) is (asks and found is not None)
+        assert (queue.circulating is held) is (found is not None)
+        clock.go(RECHECK_SECONDS)
 
 
 @pytest.mark.parametrize("why", ["token", "extension", "deaf", "over", "late"])
