@@ -68,7 +68,8 @@ def show(session: Session, server: dict[str, str], verdicts: list[Verdict], inte
     for name, measured in session.measured.items():
         if any(measured.rows(x) for x in measured.samples):
             header, lines = table(measured)
-            terminal.table(f"{name}: {caption(measured.stage)}", header, lines, 1, stream)
+            words = 2 if measured.stage.kind == "rtt" else 1
+            terminal.table(f"{name}: {caption(measured.stage)}", header, lines, words, stream)
             print(footnote(measured), file=stream)
     print(file=stream)
     tools = [each["tool"] for each in facts["rivals"].values() if "tool" in each]
@@ -95,18 +96,28 @@ def _needed(session: Session) -> list[str]:
     """Keys of the notes that these tables need."""
     stages = [measured.stage for measured in session.measured.values()]
     found = {"pairs"}
-    found |= {"ratio", "cpu"} if any(not stage.sweep for stage in stages) else set()
+    found |= {"ratio", "cpu"} if any(not _is_wide(stage) for stage in stages) else set()
     found |= {"pair"} if any(stage.kind == "pair" for stage in stages) else set()
     found |= {"wait"} if any(stage.unit == "grants" for stage in stages) else set()
-    found |= {"sweep"} if any(stage.sweep for stage in stages) else set()
+    found |= {"sweep"} if any(_is_wide(stage) for stage in stages) else set()
     found |= {"rtt"} if any(stage.kind == "rtt" for stage in stages) else set()
-    found |= {"gap"} if any(stage.kind == "contention" and not stage.sweep for stage in stages) else set()
+    found |= {"gap"} if any(_has_gaps(stage) for stage in stages) else set()
     found |= {"storm"} if any(stage.name == "storm" for stage in stages) else set()
     found |= {"crash"} if any(stage.kind == "crash" for stage in stages) else set()
     found |= {ROUND_TRIP} if any(measured.round_trips for measured in session.measured.values()) else set()
-    found |= {"sent"} if any(stage.unit == "grants" and not stage.sweep for stage in stages) else set()
+    found |= {"sent"} if any(stage.unit == "grants" and not _is_wide(stage) for stage in stages) else set()
     found |= {"alone", "hiredis", "ceiling"} & set(session.versions)
     return [key for key in NOTES if key in found]
+
+
+def _is_wide(stage: Stage) -> bool:
+    """Whether its table has a line for each point, with all rivals in it."""
+    return stage.sweep and stage.kind != "rtt"
+
+
+def _has_gaps(stage: Stage) -> bool:
+    """Whether its table shows handovers."""
+    return stage.kind == "contention" or (stage.kind == "rtt" and stage.unit == "grants")
 
 
 def headline(facts: dict[str, Any]) -> str:
@@ -159,6 +170,8 @@ def footnote(measured: Measured) -> str:
 def table(measured: Measured) -> tuple[Line, list[Line]]:
     """Header and lines of a stage."""
     stage = measured.stage
+    if stage.kind == "rtt":
+        return through_network(measured)
     if stage.sweep:
         return sweep(measured)
     rows = list(measured.rows().values())
@@ -171,6 +184,13 @@ def table(measured: Measured) -> tuple[Line, list[Line]]:
     return GRANTS, [grant_cells(row) for row in rows]
 
 
+def through_network(measured: Measured) -> tuple[Line, list[Line]]:
+    """Header and lines of a scenario through a network: a line for each round trip and rival."""
+    header, cells = (PAIRS, pair_cells) if measured.stage.unit == "pairs" else (GRANTS, grant_cells)
+    found = [(x, row) for x in measured.samples for row in measured.rows(x).values()]
+    return ("RTT ms", *header), [(f"{x:g}", *cells(row)) for x, row in found]
+
+
 def sweep(measured: Measured) -> tuple[Line, list[Line]]:
     """Header and lines of a sweep: a line for each point; for each rival its rate and waits, and what it missed or
     failed, if anything; ~: the ratio is inside the noise of the point."""
@@ -179,7 +199,7 @@ def sweep(measured: Measured) -> tuple[Line, list[Line]]:
     load = measured.stage.kind == "load"
     amiss = {rival: _amiss([rows[rival] for rows in found.values() if rival in rows]) for rival in rivals}
     columns = [text for rival in rivals for text in (rival, *_waits(load), *_costs(load), *amiss[rival])]
-    header = ({"load": "offered/s", "rtt": "RTT ms"}.get(measured.stage.kind, "waiters"), *columns)
+    header = ("offered/s" if load else "waiters", *columns)
     lines = []
     for x, rows in found.items():
         cells = [f"{x:,g}"]
@@ -262,7 +282,11 @@ def _rate(row: Row | None) -> str:
 
 
 def _range(row: Row) -> str:
-    return "" if row.rate is None else f"{_thousands(row.rate.low)}..{_thousands(row.rate.high)}k"
+    if row.rate is None:
+        return ""
+    if row.rate.high < 1000:
+        return f"{row.rate.low:.0f}..{row.rate.high:.0f}"
+    return f"{_thousands(row.rate.low)}..{_thousands(row.rate.high)}k"
 
 
 def _ratio(row: Row | None) -> str:

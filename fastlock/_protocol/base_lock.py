@@ -462,7 +462,9 @@ class BaseLock:
             raise problem
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r}, timeout {self.timeout!r}>"
+        keep = f", keep {self._keep_ms / 1000:g}" if self._keep_ms else ""
+        unconfirmed = "" if self.confirm_release else ", confirm_release False"
+        return f"<{type(self).__name__} {self.name!r}, timeout {self.timeout!r}{keep}{unconfirmed}>"
 
 
 class LockAcquire(Acquire):

@@ -113,6 +113,8 @@ async def test_changed_settings_apply_from_then_on(api: Api, server: Server, pro
     assert await api.get(lock.acquire())
     assert probe.keys() == [b"after"] and 10_000 < probe.pttl("after") <= 60_000
     assert lock._new_acquire().sleep == 1.5 and "60" in repr(lock)
+    kept = lock._client.lock("after", keep=2.5, confirm_release=False)
+    assert "keep 2.5, confirm_release False" in repr(kept) and "keep" not in repr(lock)
     other = lock._client.lock("after", blocking_timeout=60)
     other.blocking_timeout = 0.01
     assert await api.get(other.acquire()) is False
