@@ -293,9 +293,11 @@ def _flush(connection: Connection) -> None:
 
 def read_confirmation(transport: Transport, lease: Lease) -> None:
     """Take the confirmation of a grant that is believed, if it has come and the moment is not young: until then the
-    lease may be handed over without."""
+    lease may be handed over without, but not for the last time as long as others may wait."""
     confirmation = lease._confirmation
-    if confirmation is None or clock() - lease._since < _YOUNG_SECONDS:
+    if confirmation is None:
+        return
+    if clock() - lease._since < _YOUNG_SECONDS and confirmation.queue.handovers_left > 1:
         return
     connection = confirmation.carrier
     if connection is None:

@@ -17,9 +17,10 @@ from fastlock._locks.lock import ClientLock
 from fastlock._locks.paths import threads
 from fastlock._protocol import commands
 from fastlock._protocol.acquire import LAST_TRY_SECONDS
+from fastlock._protocol.belief import Confirmation
 from fastlock._protocol.commands import Opcode
 from fastlock._protocol.lease import ENDED, Lease, now
-from fastlock._protocol.local_queue import LocalQueues
+from fastlock._protocol.local_queue import LocalQueue, LocalQueues
 from fastlock._protocol.release import HandOver
 from fastlock._protocol.stats import Stats
 from fastlock._protocol.steps import Answer, Enqueue, ProtocolViolation
@@ -28,6 +29,7 @@ from fastlock._stream_errors import Broken
 from fastlock._transport.base import Transport
 from fastlock._transport.owners import thread_owner
 from fastlock._transport.parker import Parking
+from fastlock._transport.waiting import read_confirmation
 
 NAME = "sku"
 BUSY = object()
@@ -382,3 +384,16 @@ def test_an_interrupt_is_raised_after_the_undo_of_its_operation(operation: str, 
     ((how, op),) = transport.slow_path
     assert how == "interrupted" and op.undo().tokens == [transport.sent[-1][2]]
     assert operation == "acquire" or lock.lease is lease, "the release can be repeated"
+
+
+@pytest.mark.parametrize(("left", "reads"), [(2, 0), (1, 1), (0, 1)])
+def test_the_last_local_handover_asks_whether_others_wait(left: int, reads: int) -> None:
+    """By the confirmation, which may have come: until it is read, others may wait, and each thread has one turn."""
+    transport, read = FakeTransport(1), []
+    queue = LocalQueue(transport.queues, b"sku", None)
+    found = Lease("sku", b"sku", queue.entry, now() + 10)
+    found._since = now() + 10  # it is young, on a busy machine too
+    found._confirmation = Confirmation(queue, found, 10_000)
+    queue.handovers_left, transport.queues.poll = left, lambda: lambda: read.append(1)
+    read_confirmation(transport, found)
+    assert len(read) == reads
