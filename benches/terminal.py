@@ -58,7 +58,7 @@ def _by_rich(rows: list[list[str]], widths: list[int], words: int, stream: TextI
     for at, heading in enumerate(rows[0]):
         made.add_column(Text(heading), justify="left" if at < words else "right", no_wrap=True)
     for line in rows[1:]:
-        made.add_row(*map(Text, line), style="bold" if line[0] == "fastlock" else None)
+        made.add_row(*map(Text, line), style="bold" if "fastlock" in line[:words] else None)
     console = Console(file=stream)  # rich itself knows NO_COLOR
     needed = sum(widths) + 3 * len(widths) + 2  # a terminal wraps what rich would cut short
     console.width = max(console.width if console.is_terminal else 0, needed)

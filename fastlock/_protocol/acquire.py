@@ -230,8 +230,10 @@ class Acquire(Operation[Lease | None]):
         with queue.queues.mutex:
             if not commands.token_matches(found, held._raw_token):
                 queue.lease_gone(held)
-            elif queue.circulating is held and request.sent < queue.keep_until:  # who waits elsewhere recalls it
-                queue.confirmed_at = request.sent
+                return
+            last = queue.circulating  # it may have been handed over meanwhile
+            if last is not None and last._raw_token == held._raw_token and request.sent < queue.keep_until:
+                queue.confirmed_at = request.sent  # whoever waits elsewhere recalls it
 
     def waiter(self) -> Waiter:
         """A waiter for this acquire. It has an entry of its own, this acquire's token, where it is to be told from

@@ -45,9 +45,11 @@ class Undo:
         self.connection = connection  # the connection that it has to go over, as long as that is there
 
     @property
-    def is_shared(self) -> bool:
-        """Whether it undoes something of a lock that several may hold, by scripts of those."""
-        return any(map(commands.is_shared, self.tokens))
+    def in_full(self) -> bool:
+        """Whether all of it is sent each time, but for scripts that were loaded: it is of a lock that several may hold,
+        which has scripts of its own, or of a lease that was kept, which a user without scripts deletes in either form.
+        """
+        return any(commands.is_shared(token) or token.startswith(commands.KEPT_PREFIX) for token in self.tokens)
 
     def untied(self) -> Undo:
         """This undo, to go over any connection."""
@@ -87,7 +89,7 @@ class ScriptUndo(Undo):
         self.matters = matters
 
     @property
-    def is_shared(self) -> bool:
+    def in_full(self) -> bool:
         return commands.script_of(self.call) is not commands.LEAVE_LUA
 
     def untied(self) -> Undo:

@@ -558,6 +558,11 @@ class SyncTransport(SyncKeeping, SyncClosing):
         if connection.stream.half_changed() or self._mutex._is_owned():
             self.defer(delivery)
             return
+        if connection.error is None and not connection.stream.usable():  # it would be written, and nobody would know
+            connection.fail(UnsolicitedData("the server closed the connection"))
+            delivery.outlived_by(connection.session)
+            self.deliver(delivery)
+            return
         taken = False
         try:
             try:

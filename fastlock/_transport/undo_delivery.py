@@ -63,7 +63,7 @@ class UndoDelivery:
         self.carrier, self.awaited = carrier, 0.0
         assert carrier.session is not None, "the connection has come up"
         # Nobody may read that a script is not known: that the server was started anew, say, since a connection broke
-        known = carrier.knows_release and not self.undo.is_shared
+        known = carrier.knows_release and not self.undo.in_full
         self.behind = self.again or (self.undo.matters and not known)
         calls = self.undo.commands(carrier.session.capabilities, self.behind)
         if not self.behind or self.again:
@@ -93,9 +93,8 @@ class UndoDelivery:
         what = after_error(error, self.refusals, self.behind)
         if type(self.undo) is not type(sent):  # the error was another's
             what = Resend.AT_ONCE
-        if what is not Resend.NEVER:  # it may have refused to load the scripts, too, or has lost them since
-            carrier.loaded.clear()
-            carrier.knows_release = False
+        carrier.loaded.clear()  # the server may have refused to load the scripts, too, or has lost them since
+        carrier.knows_release = False
         if what is Resend.LATER:
             carrier.post_later(self, backoff(self.refusals))
         elif what is Resend.AT_ONCE:

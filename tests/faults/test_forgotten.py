@@ -278,12 +278,29 @@ async def test_waiters_survive_forgotten_scripts(
         await api.get(lock.release())
 
 
+@pytest.fixture
+def tcp_proxy(server: Server) -> Iterator[FaultProxy]:
+    with FaultProxy(server.unix_url, tcp=True) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
 @pytest.mark.parametrize(("kind", "loads"), [("lock", False), ("semaphore", False), ("semaphore", True)])
 async def test_an_undo_is_executed_by_a_server_that_has_forgotten_its_script(
-    api: Api, proxy: FaultProxy, server: Server, probe: redis.Redis, no_recheck: None, kind: str, loads: bool
+    api: Api,
+    proxy: FaultProxy,
+    tcp_proxy: FaultProxy,
+    server: Server,
+    probe: redis.Redis,
+    no_recheck: None,
+    kind: str,
+    loads: bool,
+    tcp: bool,
 ) -> None:
     """As by one that was started anew. The client is not used again, so that in threads nobody reads that the script is
-    not known, and who waits would wait for the end of the lease. loads: releases of another lock load theirs before."""
+    not known, and who waits would wait for the end of the lease. loads: releases of another lock load theirs before.
+    tcp: a connection that was closed takes what is written to it."""
+    proxy = tcp_proxy if tcp else proxy
     client = api.client(proxy.url, confirm_release=False)
 
     def one(client: Any) -> Any:

@@ -574,6 +574,11 @@ async def test_who_lacks_a_right_leaves_nothing(api: Api, server: Server, probe:
         client = api.client(server.unix_url, username="plain", password="any")
         await pair(api, lock := await keeper_of(api, client, SHORT))
         await gone(api, probe)
+        for name in "one", "two":  # the second goes over a connection that has sent the scripts
+            await pair(api, client.lock(name, timeout=LONG, keep=KEEP))
+            theirs = api.client(server.unix_url).lock(name, thread_local=False)
+            assert await api.get(theirs.acquire(blocking_timeout=SOON)), "who waits has it recalled"
+            await api.get(theirs.release())
         probe.set(NAME, "somebody else's")
         assert await api.get(lock.acquire(blocking=False)) is False
         probe.delete(NAME)

@@ -564,11 +564,11 @@ def test_an_undo_is_sent_behind_its_scripts_the_first_time_over_a_connection(
     undos load them once; one that is refused loads them again. trio: the scripts of plain locks were loaded before."""
     connection: Any = AsyncConnection() if trio else fresh()
     first, second = UndoDelivery(undo), UndoDelivery(undo)
-    alone = trio and not undo.is_shared
+    alone = trio and not undo.in_full
     needed = [] if alone else [load for load in loads if load not in connection.loaded]
     for delivery, before in (first, needed), (second, []):
         sends = delivery.calls(connection)
-        bare = alone or (delivery is second and not undo.is_shared)
+        bare = alone or (delivery is second and not undo.in_full)
         assert sends[: len(before)] == before and len(sends) == len(before) + (least if bare else calls)
         delivery.written(sends)
     second.answered([error("NOSCRIPT")] * (least if bare else calls))
