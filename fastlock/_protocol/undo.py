@@ -111,6 +111,7 @@ class UnconfirmedRelease(Undo):
 
     __slots__ = ("_call", "_clock", "_told", "end", "lease", "on_lost", "refused", "sends")
     purpose = Purpose("release a lock", (commands.HAND_OVER_LUA,))
+    in_full = False  # it is one call, of the script for plain locks
 
     def __init__(
         self,
