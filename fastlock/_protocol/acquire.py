@@ -46,7 +46,7 @@ class PlainAcquire(Command):
         return (self.key,)
 
     def undo(self) -> Undo:
-        return Undo([self.key], [self.token], self.stale)
+        return Undo([self.key], [self.token], self.stale, self.connection)
 
 
 class FencedAcquire(RawCommands):
@@ -61,7 +61,7 @@ class FencedAcquire(RawCommands):
         return (self.key,)
 
     def undo(self) -> Undo:
-        return Undo([self.key], [self.token], self.stale)
+        return Undo([self.key], [self.token], self.stale, self.connection)
 
 
 class Acquire(Operation[Lease | None]):

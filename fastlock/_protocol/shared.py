@@ -48,7 +48,7 @@ class Try(RawCommands):
         return (self.key,)
 
     def undo(self) -> Undo:
-        return Undo([self.key], [self.token], self.stale)
+        return Undo([self.key], [self.token], self.stale, self.connection)
 
 
 class Ask(QueueRequest):

@@ -51,6 +51,11 @@ class Undo:
         """
         return any(commands.is_shared(token) or token.startswith(commands.KEPT_PREFIX) for token in self.tokens)
 
+    @property
+    def followed(self) -> Session | None:
+        """The session in which this follows what it undoes: its server knows the scripts that it takes. None: none."""
+        return None if self.stale or self.connection is None else self.connection.session
+
     def untied(self) -> Undo:
         """This undo, to go over any connection."""
         return Undo(self.names, self.tokens, self.stale)
@@ -91,6 +96,10 @@ class ScriptUndo(Undo):
     @property
     def in_full(self) -> bool:
         return commands.script_of(self.call) is not commands.LEAVE_LUA
+
+    @property
+    def followed(self) -> Session | None:
+        return None if commands.script_of(self.call) is commands.DOWNGRADE_LUA else super().followed
 
     def untied(self) -> Undo:
         return ScriptUndo(self.call, self.stale, None, self.matters)

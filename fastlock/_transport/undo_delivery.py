@@ -46,10 +46,22 @@ class Deferrer(Protocol):
 class UndoDelivery:
     """One undo on its way to the server."""
 
-    __slots__ = ("__weakref__", "again", "awaited", "behind", "carrier", "refusals", "reply", "stale", "undo")
+    __slots__ = (
+        "__weakref__",
+        "again",
+        "awaited",
+        "behind",
+        "carrier",
+        "followed",
+        "refusals",
+        "reply",
+        "stale",
+        "undo",
+    )
 
     def __init__(self, undo: Undo) -> None:
         self.undo = undo.untied()  # it must not keep a connection alive that is gone
+        self.followed = undo.followed
         self.stale = undo.stale  # sessions to be ended before it is sent, as of a Request
         self.again = False  # whether it was refused: it is sent behind its scripts, which the server may have forgotten
         self.behind = False  # whether its latest send was one `again`, as of `Undo.commands`
@@ -63,7 +75,7 @@ class UndoDelivery:
         self.carrier, self.awaited = carrier, 0.0
         assert carrier.session is not None, "the connection has come up"
         # Nobody may read that a script is not known: that the server was started anew, say, since a connection broke
-        known = carrier.knows_release and not self.undo.in_full
+        known = carrier.session is self.followed or (carrier.knows_release and not self.undo.in_full)
         self.behind = self.again or (self.undo.matters and not known)
         calls = self.undo.commands(carrier.session.capabilities, self.behind)
         if not self.behind or self.again:

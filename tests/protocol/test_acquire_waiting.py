@@ -578,6 +578,21 @@ def test_an_undo_is_sent_behind_its_scripts_the_first_time_over_a_connection(
     assert len(connection.posted) == 1 and not connection.heard
 
 
+@pytest.mark.parametrize("stale", [(), (ONE,)])
+@pytest.mark.parametrize("kind", ["undo", "leave", "downgrade"])
+def test_an_undo_that_follows_an_acquire_needs_no_scripts(kind: str, stale: tuple[Session, ...]) -> None:
+    """Where anybody has joined, the server knows those; but not where another connection had to be ended, nor what
+    followed no acquire."""
+    connection = fresh()
+    call = LEAVE if kind == "leave" else commands.downgrade(b"a", READER)
+    undo = Undo([b"a"], [MINE], stale, connection) if kind == "undo" else ScriptUndo(call, stale, connection)
+    loads = [each for each in UndoDelivery(undo).calls(connection) if each[0] == b"SCRIPT"]
+    assert (not loads) is (kind != "downgrade" and not stale)
+    elsewhere = fresh()
+    elsewhere.session = TWO
+    assert UndoDelivery(undo).calls(elsewhere)[0][0] == b"SCRIPT"
+
+
 @pytest.mark.parametrize(
     ("replies", "posts", "warnings"),
     [

@@ -295,7 +295,7 @@ class SimulatedClient(WalkedClient):
         messages."""
         reply, caller = self.serve(flight), flight.caller
         if flight.behind is not None:
-            self.undo(flight.behind)
+            self.post(UndoDelivery(flight.behind))
         if isinstance(flight.request, UndoDelivery):
             flight.request.answered(reply)
         elif flight.verb in ASKING and caller is not None:
@@ -370,7 +370,7 @@ class SimulatedClient(WalkedClient):
             if isinstance(flight.request, UndoDelivery):
                 self.post(flight.request, flight.ordered)
             elif flight.behind is not None:
-                self.undo(flight.behind)
+                self.post(UndoDelivery(flight.behind))
         self.queues.on_reconnect()
         self.settle()
         for flight in flights:
