@@ -8,8 +8,12 @@ waits with belongs to the hub of another thread. Never here: how a greenlet coul
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
+import os
 import sys
+import time
 
 # gevent and eventlet replace the names in `socket`, and not those in `_socket`.
 from _socket import getaddrinfo, socket
@@ -19,6 +23,7 @@ from fastlock._stream_errors import by_handler
 
 if TYPE_CHECKING:
     from _thread import LockType
+    from collections.abc import Callable
 
 __all__ = ["Changes", "RLock", "allocate_lock", "getaddrinfo", "poll", "refuse_greenlet", "socket", "start_new_thread"]
 
@@ -43,8 +48,49 @@ def _original(module: str, name: str) -> Any:
 
 allocate_lock = _original("_thread", "allocate_lock")
 RLock = _original("_thread", "RLock")
-start_new_thread = _original("_thread", "start_new_thread")
+_start_new_thread = _original("_thread", "start_new_thread")
 poll = _original("select", "poll")
+
+
+_BEGIN_SECONDS = 5.0  # for how long the end of the interpreter waits for threads that have not begun
+_starting: list[LockType] = []  # of threads that were started and have not begun: held until they do
+
+
+def start_new_thread(function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    """Start a thread of the system. CPython, 3.11.2 at least, uses memory that it has freed where a thread begins after
+    the interpreter has ended: so that waits for it to begin."""
+    begun = allocate_lock()
+    begun.acquire()
+    try:
+        _starting.append(begun)
+        _start_new_thread(_begin, (begun, function, args))
+    except BaseException:
+        _forget(begun)
+        raise
+
+
+def _begin(begun: LockType, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    _forget(begun)
+    begun.release()
+    function(*args)
+
+
+def _forget(begun: LockType) -> None:
+    with contextlib.suppress(
+        ValueError
+    ):  # a signal handler raised as its thread was started, which begins all the same
+        _starting.remove(begun)
+
+
+def await_begun() -> None:
+    """Wait until the threads that were started have begun. At exit this comes after all that starts some."""
+    until = time.monotonic() + _BEGIN_SECONDS
+    for begun in list(_starting):
+        begun.acquire(timeout=max(0.0, until - time.monotonic()))
+
+
+atexit.register(await_begun)  # first, as this module is imported first: it is called last
+os.register_at_fork(after_in_child=_starting.clear)  # those threads are the parent's
 
 
 class Changes:

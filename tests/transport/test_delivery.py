@@ -10,11 +10,13 @@ import gc
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from support.faultproxy import FaultProxy, stall
 
 import fastlock
 import fastlock.asyncio
+from fastlock import _native
 from fastlock._protocol.lease import now
 from fastlock._protocol.release import Release
 from fastlock._protocol.undo import Undo
@@ -482,3 +485,61 @@ async def ends(call: Callable[[], object]) -> None:
     thread.start()
     thread.join(SOON)
     assert not thread.is_alive(), "two threads wait for each other"
+
+
+LATE_THREADS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+struct start { void *(*function)(void *); void *argument; };
+static void *late(void *given) {
+  struct start start = *(struct start *)given;
+  free(given);
+  usleep(100000);
+  return start.function(start.argument);
+}
+int pthread_create(pthread_t *thread, const pthread_attr_t *with, void *(*function)(void *), void *argument) {
+  int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = dlsym(RTLD_NEXT, "pthread_create");
+  struct start *start = malloc(sizeof *start);
+  start->function = function, start->argument = argument;
+  return create(thread, with, late, start);
+}
+__attribute__((destructor)) static void slow(void) { usleep(300000); }
+"""
+ENDS_AT_ONCE = """
+import sys, fastlock
+client = fastlock.Client.from_url(sys.argv[1])
+lock = client.lock("sku", auto_renew=True)
+lock.acquire()
+lock.release()
+"""
+
+
+@threads_only
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="what makes threads begin late is compiled")
+async def test_a_thread_that_begins_as_the_process_ends_does_not_crash_it(
+    api: Api, server: Server, probe: redis.Redis, tmp_path: Path
+) -> None:
+    """As on a busy machine: CPython, 3.11.2 at least, uses memory that it has freed, which is overwritten here, where a
+    thread begins after the interpreter has ended."""
+    (tmp_path / "late.c").write_text(LATE_THREADS)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", "late.so", "late.c", "-ldl"], cwd=tmp_path, check=True)
+    late = {**os.environ, "LD_PRELOAD": str(tmp_path / "late.so"), "MALLOC_PERTURB_": "165"}
+    done = subprocess.run([sys.executable, "-c", ENDS_AT_ONCE, server.url], cwd=ROOT, env=late, timeout=50)
+    assert done.returncode == 0 and not probe.exists("sku")
+
+
+def test_the_end_of_the_process_waits_for_threads_to_begin(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    order: list[str] = []
+    monkeypatch.setattr(_native, "_start_new_thread", lambda function, args: started.append((function, args)))
+    monkeypatch.setattr(_native, "_BEGIN_SECONDS", SOON)
+    _native.start_new_thread(order.append, ("began",))
+    ending = threading.Thread(target=lambda: (_native.await_begun(), order.append("ended")))
+    ending.start()
+    ((begin, args),) = started
+    begin(*args)
+    ending.join(SOON)
+    assert order == ["began", "ended"]
