@@ -90,7 +90,8 @@ def await_begun() -> None:
 
 
 atexit.register(await_begun)  # first, as this module is imported first: it is called last
-os.register_at_fork(after_in_child=_starting.clear)  # those threads are the parent's
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_starting.clear)  # those threads are the parent's
 
 
 class Changes:
