@@ -72,8 +72,13 @@ def handing_over_what_ended(release: Any) -> Any:
 
 def undoing_plain_tokens_first(undo: Any) -> Any:
     def mistaken(*args: Any) -> list[commands.RawCommand]:
-        calls = undo(*args)
-        return [call for pair in zip(calls[1::2], calls[::2], strict=True) for call in pair]
+        found: list[list[commands.RawCommand]] = [[]]  # the scripts; the commands for each name
+        for call in undo(*args):
+            if call[1] == HAND_OVER.sha:
+                found.append([])
+            found[-1].append(call)
+        scripts, *names = found
+        return [*scripts, *(call for first, *rest in names for call in (*rest, first))]
 
     return mistaken
 
