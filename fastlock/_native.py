@@ -9,7 +9,6 @@ waits with belongs to the hub of another thread. Never here: how a greenlet coul
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib
 import os
 import sys
@@ -51,7 +50,6 @@ RLock = _original("_thread", "RLock")
 _start_new_thread = _original("_thread", "start_new_thread")
 poll = _original("select", "poll")
 
-
 _BEGIN_SECONDS = 5.0  # for how long the end of the interpreter waits for threads that have not begun
 _starting: list[LockType] = []  # of threads that were started and have not begun: held until they do
 
@@ -76,10 +74,11 @@ def _begin(begun: LockType, function: Callable[..., object], args: tuple[Any, ..
 
 
 def _forget(begun: LockType) -> None:
-    with contextlib.suppress(
-        ValueError
-    ):  # a signal handler raised as its thread was started, which begins all the same
+    try:
         _starting.remove(begun)
+    except ValueError as gone:  # it was forgotten before: a signal handler raised as its thread, which begins, started
+        if by_handler(gone):
+            raise
 
 
 def await_begun() -> None:

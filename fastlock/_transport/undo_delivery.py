@@ -61,7 +61,7 @@ class UndoDelivery:
 
     def __init__(self, undo: Undo) -> None:
         self.undo = undo.untied()  # it must not keep a connection alive that is gone
-        self.followed = undo.followed
+        self.followed = undo.followed  # over that session it needs no scripts
         self.stale = undo.stale  # sessions to be ended before it is sent, as of a Request
         self.again = False  # whether it was refused: it is sent behind its scripts, which the server may have forgotten
         self.behind = False  # whether its latest send was one `again`, as of `Undo.commands`
