@@ -65,8 +65,10 @@ SESSIONS := \
 	cython/locks cython/kinds python/fastpath+fencing+helpers+integrations+interrupts cython/faults \
 	python/benches+cli+core+locks+models+project+protocol cython/transport cython/embedded+fencing+integrations+interrupts cython/benches+core+models \
 	cython/fastpath+protocol python/kinds cython/cli+helpers+project python/embedded+faults+transport
-# Tests of the tests, and whole runs of the benchmarks: those that are marked as long.
-LONG := cython/models cython/protocol cython/benches+core+fastpath python/protocol cython/interrupts+kinds+project python/interrupts+kinds
+# Tests of the tests, and whole runs of the benchmarks: those that are marked as long. A file of a folder is named as models@test_some.py.
+LONG := \
+	cython/models@test_round_trips.py cython/benches+core+fastpath cython/models@test_handover_model.py cython/protocol python/protocol \
+	cython/interrupts+kinds+project python/interrupts+kinds
 ONLY_IMPL :=
 python/%: ONLY_IMPL := --only-impl --one-server-each
 TESTED := $(VENV)/.tested
@@ -86,7 +88,7 @@ test-long:
 # pytest exits with 5 where ARGS leave a session nothing to do.
 .PHONY: $(SESSIONS)
 $(SESSIONS):
-	@FASTLOCK_IMPL=$(@D) $(BIN)/python -m pytest $(addprefix tests/,$(subst +, ,$(@F))) $(ONLY_IMPL) $(ARGS); \
+	@FASTLOCK_IMPL=$(@D) $(BIN)/python -m pytest $(addprefix tests/,$(subst @,/,$(subst +, ,$(@F)))) $(ONLY_IMPL) $(ARGS); \
 	case $$? in 0) touch $(TESTED);; 5) ;; *) exit 1;; esac
 
 # The matrix runs in copies of the tree, with virtualenvs of its own.

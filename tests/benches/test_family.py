@@ -115,11 +115,16 @@ def test_renewal(measurable: None, shared: embedded.Server, db: redis.Redis, tmp
     rows = {(row["api"], row["case"]): row for row in document["renewal"]}
     assert rows.keys() == {(api, case.name) for api in ("threads", "tasks") for case in cases.RENEWING}
     for (api, case), row in rows.items():
-        assert row["lost"] == 0 and row["renewals"] >= 2 * row["leases"] and row["cpu_scaled"] > 0
+        assert row["cpu_scaled"] > 0
+        in_time = row["lost"] == 0 and row["renewals"] >= 2 * row["leases"]
         if case == cases.RENEWED:
-            assert row["leases"] == 250 and 0.7 <= row["per_renewal"] < 10 and 0 < row["shortest"] <= 0.9
-        else:
-            assert row["leases"] == 100 and row["per_renewal"] == pytest.approx(100) and row["shortest"] is None, api
+            assert in_time and row["leases"] == 250
+            assert 0.7 <= row["per_renewal"] < 10 and 0 < row["shortest"] <= 0.9
+        else:  # on a busy machine its hundred timers come too late
+            noted = [note for note in document["notes"] if note.startswith(f"renewal, {api}, {case}: ")]
+            assert in_time is not bool(noted), noted
+            assert row["leases"] == 100 and row["shortest"] is None
+            assert row["per_renewal"] == (pytest.approx(100) if row["renewals"] else None), api
     names = [verdict["name"] for verdict in document["budgets"]]
     assert len(names) == 4 and all("10,000 leases" in name for name in names)
     assert code == (0 if all(verdict["met"] for verdict in document["budgets"]) else 1)
