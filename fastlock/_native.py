@@ -82,13 +82,13 @@ def _forget(begun: LockType) -> None:
 
 
 def await_begun() -> None:
-    """Wait until the threads that were started have begun. At exit this comes after all that starts some."""
+    """Wait until the threads that were started have begun. At exit this comes after all of ours that starts some."""
     until = time.monotonic() + _BEGIN_SECONDS
     for begun in list(_starting):
         begun.acquire(timeout=max(0.0, until - time.monotonic()))
 
 
-atexit.register(await_begun)  # first, as this module is imported first: it is called last
+atexit.register(await_begun)  # first, as this module is imported first: it is called last of ours
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_starting.clear)  # those threads are the parent's
 

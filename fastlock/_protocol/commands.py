@@ -115,23 +115,24 @@ class Script:
         return [script.load for script in dict.fromkeys([*needed, self])]
 
 
+# First those that leave and release: whoever has all of them loaded may die half way
+RELEASE_LUA = Script("release")
+RELEASE_MANY_LUA = Script("release_many")
+LEAVE_LUA = Script("tokens", "publish", "grant", "leave")
+HAND_OVER_LUA = Script("tokens", "publish", "grant", "hand_over")
+RELEASE_ALL_LUA = Script("all_mine", "tokens", "publish", "grant", "release_all")
+SHARED_RELEASE_LUA = Script("release_alone", "ends", "publish", "shared", "shared_release")
+DOWNGRADE_LUA = Script("ends", "publish", "shared", "downgrade")
 ACQUIRE_LUA = Script("acquire")
 ACQUIRE_MANY_LUA = Script("acquire_many")
 FENCED_LUA = Script("acquire_fenced")
-RELEASE_LUA = Script("release")
-RELEASE_MANY_LUA = Script("release_many")
-EXTEND_LUA = Script("tokens", "extend")
-RENEW_MANY_LUA = Script("tokens", "ends", "renew_many")
 ACQUIRE_OR_RECALL_LUA = Script("recall", "acquire_or_recall")
 ENTER_LUA = Script("tokens", "publish", "grant", "recall", "enter")
-LEAVE_LUA = Script("tokens", "publish", "grant", "leave")
-HAND_OVER_LUA = Script("tokens", "publish", "grant", "hand_over")
 ACQUIRE_ALL_LUA = Script("all_free", "tokens", "acquire_all")
-RELEASE_ALL_LUA = Script("all_mine", "tokens", "publish", "grant", "release_all")
 SHARED_JOIN_LUA = Script("join_free", "ends", "publish", "shared", "shared_reply", "shared_join")
 SHARED_LOOK_LUA = Script("ends", "publish", "shared", "shared_reply", "shared_look")
-SHARED_RELEASE_LUA = Script("release_alone", "ends", "publish", "shared", "shared_release")
-DOWNGRADE_LUA = Script("ends", "publish", "shared", "downgrade")
+EXTEND_LUA = Script("tokens", "extend")
+RENEW_MANY_LUA = Script("tokens", "ends", "renew_many")
 RESIZE_LUA = Script("ends", "publish", "shared", "resize")
 DESCRIBE_LUA = Script("ends", "describe")
 
@@ -158,13 +159,19 @@ def command_table(capabilities: frozenset[str]) -> tuple[TemplateParts, ...]:
     if SET_NX_GET in capabilities:
         table[Opcode.ACQUIRE] = (b"SET", NAME, TOKEN, b"NX", b"GET", b"PX", MS)
         table[Opcode.ACQUIRE_ENDLESS] = (b"SET", NAME, TOKEN, b"NX", b"GET")
-    if DELIFEQ in capabilities:
-        table[Opcode.RELEASE] = (b"DELIFEQ", NAME, TOKEN)
-    elif DELEX in capabilities:
-        table[Opcode.RELEASE] = (b"DELEX", NAME, b"IFEQ", TOKEN)  # never without IFEQ: that deletes anybody's
+    table[Opcode.RELEASE] = _release(NAME, TOKEN, capabilities) or table[Opcode.RELEASE]
     if SET_IFEQ in capabilities:
         table[Opcode.EXTEND] = (b"SET", NAME, TOKEN, b"IFEQ", TOKEN, b"PX", MS)
     return tuple(table[opcode] for opcode in range(len(table)))
+
+
+def _release(name: T, token: T, capabilities: frozenset[str]) -> tuple[bytes | T, ...]:
+    """The server's own command that deletes a key with this token; empty where it has none."""
+    if DELIFEQ in capabilities:
+        return (b"DELIFEQ", name, token)
+    if DELEX in capabilities:
+        return (b"DELEX", name, b"IFEQ", token)  # never without IFEQ: that deletes anybody's
+    return ()
 
 
 def scripts_to_load(capabilities: frozenset[str]) -> list[Script]:
@@ -365,8 +372,7 @@ def undo_commands(
             calls += calls[-1:] * (2 if again else 1)
             continue
         for form in (token, as_contended(token) if made_here(token) else token) if again else (token,):
-            native = (b"DELIFEQ", name, form), (b"EVALSHA", RELEASE_LUA.sha, b"1", name, form)
-            calls.append(native[DELIFEQ not in capabilities])
+            calls.append(_release(name, form, capabilities) or (b"EVALSHA", RELEASE_LUA.sha, b"1", name, form))
     return calls
 
 

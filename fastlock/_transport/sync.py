@@ -558,13 +558,15 @@ class SyncTransport(SyncKeeping, SyncClosing):
         if connection.stream.half_changed() or self._mutex._is_owned():
             self.defer(delivery)
             return
-        if connection.error is None and not connection.stream.usable():  # it would be written, and nobody would know
-            connection.fail(UnsolicitedData("the server closed the connection"))
-            delivery.outlived_by(connection.session)
-            self.deliver(delivery)
-            return
         taken = False
         try:
+            if (
+                connection.error is None and not connection.stream.usable()
+            ):  # it would be written, and nobody would know
+                connection.fail(UnsolicitedData("the server closed the connection"))
+                delivery.outlived_by(connection.session)
+                self.deliver(delivery)
+                return
             try:
                 (_,), taken = map(REMOVE, (self.idle,), (connection,)), True
             except ValueError as none:  # it is busy
@@ -603,14 +605,14 @@ class SyncTransport(SyncKeeping, SyncClosing):
             delivery: UndoDelivery | None = None
             try:
                 with self._mutex:
-                    (delivery,) = map(self.pending_undos.pop, (0,) if self.pending_undos else ())
+                    (delivery,) = map(self.pending_undos.pop, (0,))
                 connection.post(delivery)
             except BaseException as error:
                 if delivery is not None:  # interrupted: the undo may be sent twice, which does no harm
                     self.defer(delivery)
-                if delivery is not None or not isinstance(error, ValueError) or by_handler(error):
+                if delivery is not None or not isinstance(error, IndexError) or by_handler(error):
                     raise
-                return  # another thread has sent the rest
+                return  # another thread, or a signal handler, has sent the rest
             if connection.error is not None:
                 return
 

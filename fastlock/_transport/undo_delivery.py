@@ -97,6 +97,9 @@ class UndoDelivery:
         """Take the replies: what they left to be undone is sent again, or given up."""
         sent, carrier = self.undo, self.carrier
         left = sent.unfinished(replies, self.behind)
+        if carrier is not None and any(isinstance(reply, Exception) for reply in replies):
+            carrier.loaded.clear()  # the server may have refused to load the scripts, too, or has lost them since
+            carrier.knows_release = False
         if left is None or carrier is None:
             return
         self.undo, error = left
@@ -105,8 +108,6 @@ class UndoDelivery:
         what = after_error(error, self.refusals, self.behind)
         if type(self.undo) is not type(sent):  # the error was another's
             what = Resend.AT_ONCE
-        carrier.loaded.clear()  # the server may have refused to load the scripts, too, or has lost them since
-        carrier.knows_release = False
         if what is Resend.LATER:
             carrier.post_later(self, backoff(self.refusals))
         elif what is Resend.AT_ONCE:

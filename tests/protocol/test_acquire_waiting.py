@@ -511,15 +511,17 @@ def sent(undo: Undo, connection: Any) -> UndoDelivery:
     return delivery
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_an_undo_releases_contended_or_not_and_repeats_what_was_refused(native: bool) -> None:
+@pytest.mark.parametrize("native", [commands.DELIFEQ, commands.DELEX, ""])
+def test_an_undo_releases_contended_or_not_and_repeats_what_was_refused(native: str) -> None:
     """The undo sends its scripts first, and undoes the token in either form, also where the user may not hand over."""
-    connection: Any = AsyncConnection(commands.DELIFEQ) if native else AsyncConnection()
+    connection: Any = AsyncConnection(native) if native else AsyncConnection()
     a, b, c = MINE, OTHER, b"fl:" + b"c" * 32
     undo = sent(Undo([b"a", b"b", b"c"], [a, b, c]), connection)
     assert not UndoReply(undo).done()
 
     def plain(name: bytes, token: bytes) -> tuple[bytes, ...]:
+        if native == commands.DELEX:  # a server that has it may not know the script that deletes
+            return (b"DELEX", name, b"IFEQ", token)
         return (b"DELIFEQ", name, token) if native else (b"EVALSHA", commands.RELEASE_LUA.sha, b"1", name, token)
 
     calls = undo.calls(connection)
@@ -621,6 +623,9 @@ def test_a_server_that_refuses_an_undo_may_have_refused_its_scripts(refusal: str
     assert connection.knows_release
     leave.answered([error(refusal)] * (len(TRIO) + 1))
     assert not connection.knows_release
+    plain = sent(Undo([b"a"], [MINE]), connection)
+    plain.written(plain.calls(connection))
+    plain.answered([error("NOPERM")] * (len(TRIO) + 2) + [0, 1])  # a user without scripts has deleted it all the same
     assert UndoDelivery(ScriptUndo(LEAVE, (), None)).calls(connection) == [*TRIO, LEAVE]
 
 

@@ -69,6 +69,9 @@ def test_a_server_that_knows_how_to_join_knows_how_to_leave_and_to_release() -> 
         loaded = {text for _, _, text in script.loads}
         assert script.text in loaded and len(loaded) == len(script.loads)
         assert together <= loaded or not together & loaded, script.name
+    in_order = [script.name for script in commands.SCRIPTS]  # as they are sent, if the server has forgotten one
+    last = max(map(in_order.index, ("leave", "hand_over", "release", "release_all", "shared_release", "downgrade")))
+    assert last < min(map(in_order.index, ("enter", "acquire_all", "acquire_fenced", "shared_join", "shared_look")))
 
 
 def test_a_connection_knows_the_script_once_it_was_loaded_over_it(clock: Clock) -> None:

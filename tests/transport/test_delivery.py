@@ -35,6 +35,7 @@ from fastlock._stream_errors import Broken
 from fastlock._transport import aio_closing, base, closing, sync
 from fastlock._transport.aio_connection import AsyncConnection
 from fastlock._transport.sync_connection import Connection
+from fastlock._transport.undo_delivery import UndoDelivery
 from fastlock._transport.writing import CLOSE_SECONDS
 from fastlock.embedded import Server
 
@@ -487,6 +488,27 @@ async def ends(call: Callable[[], object]) -> None:
     assert not thread.is_alive(), "two threads wait for each other"
 
 
+@threads_only
+async def test_pending_undos_that_a_signal_handler_sends_first_are_no_error(
+    api: Api, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = api.client(server.url)
+    async with api.within(client.lock("sku")):
+        pass
+    transport = client._transport
+    transport.defer(UndoDelivery(Undo([b"sku"], [b"fl:" + b"0" * 32])))
+
+    def interrupted(*args: Any) -> Any:
+        """As `map`, after whose call a signal handler runs."""
+        transport.pending_undos.clear()
+        return map(*args)
+
+    (connection,) = transport.connections
+    monkeypatch.setattr(sync, "map", interrupted, raising=False)
+    transport.flush_undos_over(connection)
+    assert not transport.pending_undos
+
+
 LATE_THREADS = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -533,13 +555,15 @@ async def test_a_thread_that_begins_as_the_process_ends_does_not_crash_it(
 
 def test_the_end_of_the_process_waits_for_threads_to_begin(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    order: list[str] = []
+    began: list[str] = []
     monkeypatch.setattr(_native, "_start_new_thread", lambda function, args: started.append((function, args)))
     monkeypatch.setattr(_native, "_BEGIN_SECONDS", SOON)
-    _native.start_new_thread(order.append, ("began",))
-    ending = threading.Thread(target=lambda: (_native.await_begun(), order.append("ended")))
+    _native.start_new_thread(began.append, ("it",))
+    ending = threading.Thread(target=_native.await_begun)
     ending.start()
     ((begin, args),) = started
+    ending.join(0.02)
+    assert ending.is_alive()
     begin(*args)
-    ending.join(SOON)
-    assert order == ["began", "ended"]
+    ending.join(SOON / 2)
+    assert not ending.is_alive() and began == ["it"]
