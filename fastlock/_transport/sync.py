@@ -560,11 +560,10 @@ class SyncTransport(SyncKeeping, SyncClosing):
             return
         taken = False
         try:
-            if (
-                connection.error is None and not connection.stream.usable()
-            ):  # it would be written, and nobody would know
-                connection.fail(UnsolicitedData("the server closed the connection"))
+            if connection.error is None and not connection.stream.usable():
+                # It would be written, and nobody would know
                 delivery.outlived_by(connection.session)
+                connection.fail(UnsolicitedData("the server closed the connection"))
                 self.deliver(delivery)
                 return
             try:

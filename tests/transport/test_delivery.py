@@ -509,6 +509,28 @@ async def test_pending_undos_that_a_signal_handler_sends_first_are_no_error(
     assert not transport.pending_undos
 
 
+@threads_only
+async def test_an_undo_that_is_interrupted_as_its_connection_is_found_closed_stays_pending(
+    api: Api, server: Server, probe: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = api.client(server.url)
+    async with api.within(client.lock("sku")):
+        pass
+    transport = client._transport
+    (connection,) = transport.connections
+    probe.client_kill_filter(_type="normal", skipme=True)
+    await until(api, lambda: not connection.stream.usable(), "it is closed")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Connection, "fail", interrupted)
+        transport.undo(Undo([b"sku"], [b"fl:" + b"0" * 32]))
+    (delivery,) = transport.pending_undos
+    assert delivery.stale == (connection.session,)
+
+
 LATE_THREADS = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
