@@ -287,9 +287,6 @@ class Acquire(Operation[Lease | None]):
                 warn_refused(request, self.purpose, error)
             return
         finally:
-            if answered and request.connection is not None:  # an undo over it needs no scripts
-                request.connection.loaded.update(commands.ENTER_LOADS)
-                request.connection.knows_release = True
             queue.connection, queue.stale = request.connection, request.stale
             # Should its connection break, it may be executed later: for the next waiter, who asked for another lease
             session = None if answered or request.connection is None else request.connection.session

@@ -135,7 +135,6 @@ EXTEND_LUA = Script("tokens", "extend")
 RENEW_MANY_LUA = Script("tokens", "ends", "renew_many")
 RESIZE_LUA = Script("ends", "publish", "shared", "resize")
 DESCRIBE_LUA = Script("ends", "describe")
-ENTER_LOADS = frozenset(ENTER_LUA.loads)
 
 CHECK_FENCE = script_text("check_fence")  # for a client of redis-py (`fencing.py`)
 

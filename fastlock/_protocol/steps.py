@@ -46,9 +46,6 @@ BACKOFF = 0.01, 1.0  # seconds: the first pause before a new connection, and the
 class Connection(Protocol):
     """What the protocol uses of the connection over which a request was sent."""
 
-    loaded: set[commands.RawCommand]  # what loads the scripts that its server knows
-    knows_release: bool  # whether the script of an unconfirmed release is among them
-
     @property
     def session(self) -> Session | None: ...
 

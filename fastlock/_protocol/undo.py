@@ -99,7 +99,14 @@ class ScriptUndo(Undo):
 
     @property
     def followed(self) -> Session | None:
-        return None if commands.script_of(self.call) is commands.DOWNGRADE_LUA else super().followed
+        """As of an Undo; also where a plain lock's waiter leaves with its latest command in flight: a server that does
+        not know how to leave cannot execute that either, and whom it granted the name has it for a moment only."""
+        if self.connection is None or commands.script_of(self.call) is commands.DOWNGRADE_LUA:
+            return None
+        session = self.connection.session
+        if not self.in_full and self.stale == (session,):
+            return session
+        return super().followed
 
     def untied(self) -> Undo:
         return ScriptUndo(self.call, self.stale, None, self.matters)

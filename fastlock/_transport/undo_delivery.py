@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Carrier(Protocol):
     """What a delivery uses of the connection that it is sent over."""
 
-    loaded: set[RawCommand]  # what loads the scripts that its server knows; empty once it may know none
+    loaded: set[RawCommand]  # what loads scripts, and was sent over it; empty once the server may know none
     knows_release: bool  # whether the script of an unconfirmed release is among them
 
     @property

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.run_steps import MINE, OTHER, Clock, Raise, Wakes, acquire, error, run_steps
+from support.run_steps import MINE, OTHER, Clock, Raise, acquire, error, run_steps
 
 from fastlock import _errors as errors
 from fastlock._protocol import commands
 from fastlock._protocol.handshake import Session
-from fastlock._protocol.local_queue import NEAR
 from fastlock._protocol.undo import RELOADS, ScriptUndo, Undo
 from fastlock._transport.undo_delivery import UndoDelivery, UndoReply
 
@@ -96,6 +95,13 @@ def fresh() -> Any:
     return connection
 
 
+def broken_off() -> Any:
+    """The connection that took the place of one that broke."""
+    connection = fresh()
+    connection.session = TWO
+    return connection
+
+
 @pytest.mark.parametrize(("undo", "loads", "calls", "least"), UNDOS)
 @pytest.mark.parametrize("trio", [False, True])
 def test_an_undo_is_sent_behind_its_scripts_the_first_time_over_a_connection(
@@ -129,9 +135,7 @@ def test_an_undo_that_follows_an_acquire_needs_no_scripts(kind: str, stale: tupl
     undo = Undo([b"a"], [MINE], stale, connection) if kind == "undo" else ScriptUndo(call, stale, connection)
     loads = [each for each in UndoDelivery(undo).calls(connection) if each[0] == b"SCRIPT"]
     assert (not loads) is (kind != "downgrade" and not stale)
-    elsewhere = fresh()
-    elsewhere.session = TWO
-    assert UndoDelivery(undo).calls(elsewhere)[0][0] == b"SCRIPT"
+    assert UndoDelivery(undo).calls(broken_off())[0][0] == b"SCRIPT"
 
 
 @pytest.mark.parametrize(
@@ -239,20 +243,19 @@ def test_undos_and_leaves_are_sent_later_to_a_server_that_is_loading() -> None:
 
 
 @pytest.mark.usefixtures("impl")  # leases are compiled
-def test_who_leaves_with_a_command_in_flight_sends_no_scripts_where_somebody_has_joined(clock: Clock) -> None:
+def test_who_leaves_with_a_command_in_flight_sends_no_scripts(clock: Clock) -> None:
     """A server reads so much in two steps, and whoever looked right after that could still see what it left."""
     connection = fresh()
 
-    def over(answer: Any) -> Any:
-        def answered(request: Any) -> Any:
-            request.connection = connection
-            return answer
+    def interrupted(request: Any) -> Any:
+        request.connection = connection
+        return Raise(KeyboardInterrupt())
 
-        return answered
-
-    for joined in (False, True):
-        replies = [over([[0, 5000, 1, NEAR]]), Wakes(0.25, lambda: None)] if joined else []
-        ran = run_steps(clock, acquire(blocking=True), OTHER, *replies, over(Raise(KeyboardInterrupt())))
-        (leave,) = ran.of(ScriptUndo)
-        assert leave.stale == (connection.session,), "should it break, what was in flight is ended before"
-        assert UndoDelivery(leave).calls(connection) == ([leave.call] if joined else [*TRIO, leave.call])
+    ran = run_steps(clock, acquire(blocking=True), OTHER, interrupted)
+    (leave,) = ran.of(ScriptUndo)
+    assert leave.stale == (connection.session,), "should it break, what was in flight is ended before"
+    delivery = UndoDelivery(leave)
+    assert delivery.calls(connection) == [leave.call] and delivery.calls(broken_off()) == [*TRIO, leave.call]
+    for stale, call in ((*leave.stale, ONE), LEAVE), (leave.stale, SHARED_LEAVE):
+        behind = UndoDelivery(ScriptUndo(call, stale, leave.connection))
+        assert len(behind.calls(connection)) > 1, "of another connection, or of a lock whose grants are no moments"

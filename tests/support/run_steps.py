@@ -48,10 +48,6 @@ class Connection:
     reply_timeout = 5.0
     session = None
 
-    def __init__(self) -> None:
-        self.loaded: set[commands.RawCommand] = set()
-        self.knows_release = False
-
     def warn_refused(self, purpose: Any, error: Exception) -> None:
         """Do nothing: a real connection warns."""
 

@@ -48,8 +48,6 @@ class Wire:
     def __init__(self) -> None:
         self.session = object()
         self.flights: deque[Flight] = deque()
-        self.loaded: set[Any] = set()
-        self.knows_release = False
 
     def warn_refused(self, purpose: Any, error: Exception) -> None:
         raise AssertionError(f"refused: {error}")
