@@ -67,8 +67,8 @@ SESSIONS := \
 	cython/fastpath+protocol python/kinds cython/cli+helpers+project python/embedded+faults+transport
 # Tests of the tests, and whole runs of the benchmarks: those that are marked as long. A file of a folder is named as models@test_some.py.
 LONG := \
-	cython/models@test_round_trips.py cython/benches+core+fastpath cython/models@test_handover_model.py cython/protocol python/protocol \
-	cython/interrupts+kinds+project python/interrupts+kinds
+	cython/models@test_round_trip_rules.py cython/benches+core+fastpath cython/models@test_round_trips.py cython/models@test_handover_model.py \
+	cython/protocol python/protocol cython/interrupts+kinds+locks+project python/interrupts+kinds+locks
 ONLY_IMPL :=
 python/%: ONLY_IMPL := --only-impl --one-server-each
 TESTED := $(VENV)/.tested

@@ -59,7 +59,8 @@ def test_what_takes_long_is_run_as_well(tmp_path: Path) -> None:
     sessions, _ = make_test(tmp_path, "0", "test-long")
     assert all("--long" in words for words in sessions)
     files = ROOT.glob("tests/**/test_*.py")
-    marked = {path for path in files if re.search(r"^@pytest\.mark\.long$", path.read_text("utf-8"), re.MULTILINE)}
+    long = re.compile(r"(^@|\bmarks=\[?)pytest\.mark\.long\b", re.MULTILINE)
+    marked = {path for path in files if long.search(path.read_text("utf-8"))}
     given = [ROOT / word for words in sessions if words[1] == "cython" for word in words if word.startswith("tests/")]
     assert {path: sum(map(path.is_relative_to, given)) for path in marked} == dict.fromkeys(marked, 1)
     assert all(any(path.is_relative_to(each) for path in marked) for each in given)

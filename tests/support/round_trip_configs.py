@@ -1,6 +1,7 @@
 """What round_trips.py explores: configurations, rules that are left out, and variants in which nothing is found."""
 
 M, LEASE, LONGER = 2, 4, 6  # ticks: a moment (also the time between looks), a lease, one that was extended
+LIMIT = 3_000_000  # states of a walk
 
 BREAKS = {  # what is left out or done otherwise: the configurations that must find it
     "confirm-queues": (

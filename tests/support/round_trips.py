@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 
-from support.round_trip_configs import BREAKS, CONFIGS, LEASE, LONGER, VARIANTS, M
+from support.round_trip_configs import BREAKS, CONFIGS, LEASE, LIMIT, LONGER, VARIANTS, M
 from support.uncollected import uncollected
 
 # Time is relative: what ends in so many ticks counts down, the age of what was asked counts up from its sending.
@@ -676,7 +676,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", choices=CONFIGS)
     parser.add_argument("--break", dest="wrong", choices=[*BREAKS, *VARIANTS])
-    parser.add_argument("--limit", type=int, default=3_000_000)
+    parser.add_argument("--limit", type=int, default=LIMIT)
     parser.add_argument("--traces", action="store_true", help="of all breaks")
     args = parser.parse_args()
     if args.wrong:
