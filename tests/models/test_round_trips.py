@@ -4,13 +4,13 @@ finds an order of events that breaks a promise."""
 from __future__ import annotations
 
 import pytest
-from support import round_trip_configs, round_trips
+from support import round_trips
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("rule", round_trips.BREAKS)
 def test_what_a_rule_is_there_for(rule: str) -> None:
-    fault = round_trips.run(round_trips.BREAKS[rule][0], rule, round_trip_configs.LIMIT, quiet=True)
+    fault = round_trips.run(round_trips.BREAKS[rule][0], rule, round_trips.LIMIT, quiet=True)
     assert fault not in (None, "LIMIT"), round_trips.BREAKS[rule][1]
 
 
